@@ -1,0 +1,199 @@
+"""Build the compiled library of paged_ops.
+
+Metadata is in pyproject.toml; this file only adds the one library, ``paged_ops/_C.abi3.so``, through a
+``build_ext`` that writes a ``build.ninja`` and runs it. The library uses torch's stable ABI and no
+Python.h: one file serves every CPython from 3.10 and every torch from 2.10 on.
+
+Environment variables
+---------------------
+CXX, CXXFLAGS
+    The compiler and extra flags for every unit.
+PAGED_SANITIZE
+    "1" builds with AddressSanitizer and UndefinedBehaviorSanitizer (see ``make sanitize``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent.resolve()
+CSRC = ROOT / "paged_ops" / "csrc"
+
+# The oldest torch whose stable ABI has what the library calls (parallel_for, optional arguments).
+TORCH_TARGET = "2.10"
+
+# Each ISA variant and the flags that one source needs to become it. Order: least capable first.
+# The names are those PAGED_CPU_ISA takes and csrc/cpu/kernels.h declares.
+X86_ISAS = {
+    "generic": [],
+    "avx2": ["-march=x86-64-v3"],
+    "avx512": ["-march=x86-64-v4"],
+    "avx512bf16": ["-march=x86-64-v4", "-mavx512bf16"],
+}
+ARM_ISAS = {
+    "generic": [],
+    "neon": ["-march=armv8.2-a+fp16"],
+}
+ISAS_BY_MACHINE = {
+    "x86_64": X86_ISAS,
+    "AMD64": X86_ISAS,
+    "aarch64": ARM_ISAS,
+    "arm64": ARM_ISAS,
+}
+
+
+# No contraction: a product and a sum are fused where the source says fma and nowhere else, so every
+# instance of a template gives the same bits. The warning is a false alarm of GCC 12 inside its own
+# AVX-512 headers (_mm512_undefined_ps).
+KERNEL_FLAGS = ["-ffp-contract=off", "-Wno-maybe-uninitialized"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One object file: its name, its source and the flags that only it gets."""
+
+    name: str
+    source: Path
+    flags: list[str]
+
+
+def isas() -> dict[str, list[str]]:
+    """Return the ISA variants to build on this machine, the portable one for an unknown machine."""
+    return ISAS_BY_MACHINE.get(platform.machine(), {"generic": []})
+
+
+def torch_directory() -> Path:
+    """Return torch's package directory without importing torch (which would take seconds)."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        sys.exit(
+            "paged_ops is compiled against the torch of this environment, and there is none here: "
+            "install torch first, then paged_ops with `pip install --no-build-isolation .`"
+        )
+    return Path(spec.origin).parent
+
+
+def common_flags() -> list[str]:
+    """Return the compiler flags of every unit."""
+    flags = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", f"-I{CSRC}"]
+    if os.environ.get("PAGED_SANITIZE") == "1":
+        flags += ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"]
+        flags += ["-fno-sanitize-recover=undefined"]
+    else:
+        flags += ["-O3", "-DNDEBUG"]
+    return [*flags, *os.environ.get("CXXFLAGS", "").split()]
+
+
+def units(torch_dir: Path) -> list[Unit]:
+    """List the object files of the library."""
+    major, minor = (int(part) for part in TORCH_TARGET.split("."))
+    torch_flags = [
+        f"-DTORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000",
+        f"-isystem {torch_dir / 'include'}",
+    ]
+    isa_defines = [f"-DPAGED_BUILD_{isa.upper()}" for isa in isas()]
+    found = [Unit("library", CSRC / "library.cpp", torch_flags)]
+    for source in sorted((CSRC / "cpu").glob("*.cpp")):
+        if not source.name.endswith(".isa.cpp"):
+            found.append(Unit(f"cpu.{source.stem}", source, isa_defines))
+            continue
+        stem = source.name.removesuffix(".isa.cpp")
+        for isa, isa_flags in isas().items():
+            flags = [f"-DPAGED_ISA={isa}", f"-DPAGED_ISA_{isa.upper()}", *KERNEL_FLAGS, *isa_flags]
+            found.append(Unit(f"cpu.{stem}.isa.{isa}", source, flags))
+    return found
+
+
+def ninja_file(found: list[Unit], library: Path, torch_dir: Path) -> str:
+    """Return the text of build.ninja: one rule to compile, one to link."""
+    sanitize = "-fsanitize=address,undefined" if os.environ.get("PAGED_SANITIZE") == "1" else ""
+    undefined = "-undefined dynamic_lookup" if sys.platform == "darwin" else ""
+    lines = [
+        f"cxx = {os.environ.get('CXX', 'g++')}",
+        f"flags = {' '.join(common_flags())}",
+        "rule compile",
+        "  command = $cxx $flags $extra -MD -MF $out.d -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "rule link",
+        f"  command = $cxx -shared {sanitize} {undefined} $in -o $out"
+        f" -L{torch_dir / 'lib'} -ltorch_cpu",
+    ]
+    for unit in found:
+        lines += [f"build {unit.name}.o: compile {unit.source}", f"  extra = {' '.join(unit.flags)}"]
+    objects = " ".join(f"{unit.name}.o" for unit in found)
+    lines.append(f"build {library}: link {objects}")
+    return "\n".join(lines) + "\n"
+
+
+def npu_status() -> str:
+    """Say whether the Ascend part is built, in one line."""
+    home = os.environ.get("ASCEND_HOME_PATH")
+    if home is None:
+        return "not built: no CANN here (ASCEND_HOME_PATH is not set)"
+    return f"not built: this version has no kernel for CANN ({home})"
+
+
+def build_record() -> dict[str, object]:
+    """Describe the build for the loader's error message and for ``backend_info()``."""
+    try:
+        torch_version = version("torch")
+    except PackageNotFoundError:
+        torch_version = "unknown"
+    return {
+        "torch_built_with": torch_version,
+        "torch_target": TORCH_TARGET,
+        "cpu_isas": list(isas()),
+        "npu": npu_status(),
+        "sanitized": os.environ.get("PAGED_SANITIZE") == "1",
+    }
+
+
+class NinjaBuild(build_ext):
+    """Build the library with ninja inside build/, then record how it was built beside it."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Write build.ninja for the one library and run it."""
+        torch_dir = torch_directory()
+        library = Path(self.get_ext_fullpath(ext.name)).resolve()
+        library.parent.mkdir(parents=True, exist_ok=True)
+        kind = "sanitize" if os.environ.get("PAGED_SANITIZE") == "1" else "release"
+        work = ROOT / "build" / f"{kind}-{sysconfig.get_platform()}"
+        work.mkdir(parents=True, exist_ok=True)
+        (work / "build.ninja").write_text(ninja_file(units(torch_dir), library, torch_dir))
+        verbose = ["-v"] if os.environ.get("VERBOSE") else ["--quiet"]
+        ninja = [sys.executable, "-m", "ninja", "-C", str(work), *verbose]
+        if subprocess.run(ninja, check=False).returncode != 0:
+            sys.exit("paged_ops: the compiled library could not be built, see the messages above")
+        record = build_record()
+        library.with_name("_build.json").write_text(json.dumps(record, indent=2) + "\n")
+        print(f"paged_ops: CPU kernels {', '.join(isas())}; NPU part {record['npu']}")
+
+    def copy_extensions_to_source(self) -> None:
+        """Copy the record along with the library in an editable or in-place build."""
+        super().copy_extensions_to_source()
+        record = Path(self.build_lib) / "paged_ops" / "_build.json"
+        self.copy_file(str(record), str(ROOT / "paged_ops"))
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Name the library without a Python version: it holds no Python code."""
+        return fullname.replace(".", "/") + ".abi3.so"
+
+
+setup(
+    ext_modules=[Extension("paged_ops._C", sources=[], py_limited_api=True)],
+    cmdclass={"build_ext": NinjaBuild},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)
