@@ -1,0 +1,38 @@
+"""Paged attention for PyTorch: one op family, ``torch.ops.paged.*``, and the block pool it reads.
+
+Importing the package loads the compiled library and registers the ops.
+"""
+
+from paged_ops._load import BackendInfo, backend_info
+from paged_ops.attention import PagedAttention
+from paged_ops.batch import Batch, build_batch
+from paged_ops.block_manager import BlockManager, OutOfBlocks, UnknownRequest
+from paged_ops.functional import (
+    attention,
+    attention_with_lse,
+    copy_blocks,
+    gather_kv,
+    merge_states,
+    write_kv,
+)
+from paged_ops.kv_cache import PagedKVCache
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendInfo",
+    "Batch",
+    "BlockManager",
+    "OutOfBlocks",
+    "PagedAttention",
+    "PagedKVCache",
+    "UnknownRequest",
+    "attention",
+    "attention_with_lse",
+    "backend_info",
+    "build_batch",
+    "copy_blocks",
+    "gather_kv",
+    "merge_states",
+    "write_kv",
+]

@@ -1,0 +1,124 @@
+"""Load the compiled library, or say exactly why it can't be loaded.
+
+There is no slow path to fall back to: without the library, importing paged_ops fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_PACKAGE = Path(__file__).parent
+_OLDEST_TORCH = (2, 10)
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """What was built and what was chosen on this machine; see `backend_info`.
+
+    Attributes
+    ----------
+    torch : str
+        Version of the running torch.
+    torch_built_with : str
+        Version of the torch whose headers the library was compiled against.
+    torch_target : str
+        Oldest torch that the library can be loaded by.
+    library : str
+        Path of the compiled library.
+    cpu_isas : tuple of str
+        CPU variants in the library, least capable first.
+    cpu_isa : str
+        The variant that runs: the best that this machine has and ``PAGED_CPU_ISA`` allows.
+    npu : str
+        Whether the Ascend part was built, and if not, why.
+    """
+
+    torch: str
+    torch_built_with: str
+    torch_target: str
+    library: str
+    cpu_isas: tuple[str, ...]
+    cpu_isa: str
+    npu: str
+
+
+def _library_path() -> Path:
+    """Return the library to load; ``PAGED_LIBRARY`` names another one, such as a sanitized build."""
+    named = os.environ.get("PAGED_LIBRARY")
+    return Path(named) if named else _PACKAGE / "_C.abi3.so"
+
+
+def _build_record(library: Path) -> dict[str, object]:
+    """Return what setup.py noted beside the library; empty if there is nothing to read."""
+    try:
+        record: dict[str, object] = json.loads(library.with_name("_build.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return record
+
+
+def _running_version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def load_library() -> None:
+    """Load the compiled library into torch, once.
+
+    Raises
+    ------
+    ImportError
+        The library is missing, doesn't fit this torch, or ``PAGED_CPU_ISA`` names no variant of it.
+        The message names the torch that the library was built with and the one that runs.
+    """
+    library = _library_path()
+    if not library.exists():
+        raise ImportError(
+            f"paged_ops has no compiled library at {library}: build it in the environment of this "
+            f"torch ({torch.__version__}) with `pip install --no-build-isolation .`"
+        )
+    built_with = _build_record(library).get("torch_built_with", "unknown")
+    versions = f"it was built with torch {built_with}, this is torch {torch.__version__}"
+    if _running_version() < _OLDEST_TORCH:
+        raise ImportError(
+            f"paged_ops needs torch {'.'.join(map(str, _OLDEST_TORCH))} or later: {versions}"
+        )
+    try:
+        torch.ops.load_library(library)
+        torch.ops.paged._cpu_isa()  # chooses the CPU variant: PAGED_CPU_ISA is refused here
+    except (OSError, RuntimeError, AttributeError) as error:
+        raise ImportError(f"paged_ops can't use {library}: {versions}. {error}") from error
+
+
+def backend_info() -> BackendInfo:
+    """Say what was built into the library and which variant runs on this machine.
+
+    Returns
+    -------
+    BackendInfo
+        A frozen record; printing it answers most questions of a bug report.
+
+    Examples
+    --------
+    >>> import paged_ops
+    >>> info = paged_ops.backend_info()
+    >>> info.cpu_isa in info.cpu_isas
+    True
+    """
+    library = _library_path()
+    record = _build_record(library)
+    isas = record.get("cpu_isas", [])
+    return BackendInfo(
+        torch=str(torch.__version__),
+        torch_built_with=str(record.get("torch_built_with", "unknown")),
+        torch_target=str(record.get("torch_target", "unknown")),
+        library=str(library),
+        cpu_isas=tuple(isas) if isinstance(isas, list) else (),
+        cpu_isa=torch.ops.paged._cpu_isa(),
+        npu=str(record.get("npu", "unknown")),
+    )

@@ -1,0 +1,658 @@
+// Validates the arguments of each op and fills its params struct. Nothing is computed or written before
+// every check of a call has passed.
+//
+// A refusal is a std::runtime_error (RuntimeError in Python) that names the op, the argument, its value
+// and what was expected. paged_ops/_ops.py refuses the same shapes, dtypes and options in the same words
+// for fake tensors.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "params.h"
+
+namespace paged {
+
+using torch::headeronly::IntHeaderOnlyArrayRef;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+inline std::string dtype_name(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return "torch.float32";
+    case ScalarType::Half:
+      return "torch.float16";
+    case ScalarType::BFloat16:
+      return "torch.bfloat16";
+    case ScalarType::Double:
+      return "torch.float64";
+    case ScalarType::Char:
+      return "torch.int8";
+    case ScalarType::Int:
+      return "torch.int32";
+    case ScalarType::Long:
+      return "torch.int64";
+    case ScalarType::Float8_e4m3fn:
+      return "torch.float8_e4m3fn";
+    case ScalarType::Float8_e5m2:
+      return "torch.float8_e5m2";
+    default:
+      return torch::headeronly::toString(dtype);
+  }
+}
+
+// A tensor argument and its metadata, read once.
+struct Argument {
+  Argument(const char* argument_name, const Tensor& argument)
+      : name(argument_name),
+        tensor(argument),
+        dtype(argument.scalar_type()),
+        sizes(argument.sizes()),
+        strides(argument.strides()) {}
+
+  int64_t size(int64_t dim) const { return sizes[dim]; }
+  int64_t stride(int64_t dim) const { return strides[dim]; }
+  int64_t rank() const { return static_cast<int64_t>(sizes.size()); }
+  // For reading; never materialises a lazy copy.
+  void* data() const { return const_cast<void*>(tensor.const_data_ptr()); }
+
+  const char* name;
+  const Tensor& tensor;
+  ScalarType dtype;
+  IntHeaderOnlyArrayRef sizes;
+  IntHeaderOnlyArrayRef strides;
+};
+
+// The checks of one call.
+class Checks {
+ public:
+  explicit Checks(const char* op) : op_(op) {}
+
+  template <class... Parts>
+  [[noreturn]] void refuse(const Parts&... parts) const {
+    std::ostringstream message;
+    message << "paged::" << op_ << ": ";
+    (message << ... << parts);
+    throw std::runtime_error(message.str());
+  }
+
+  void rank(const Argument& arg, int64_t expected, const char* shape) const {
+    if (arg.rank() != expected) {
+      refuse(arg.name, " has ", arg.rank(), " dimensions, expected ", expected, ": ", shape);
+    }
+  }
+
+  void size(const Argument& arg, int64_t dim, int64_t expected, const char* why) const {
+    if (arg.size(dim) != expected) {
+      refuse(arg.name, ".shape[", dim, "] is ", arg.size(dim), ", expected ", expected, ": ", why);
+    }
+  }
+
+  void at_least_one(const Argument& arg, int64_t dim, const char* what) const {
+    if (arg.size(dim) < 1) refuse(arg.name, ".shape[", dim, "] (", what, ") is 0, expected 1 or more");
+  }
+
+  void dtype(const Argument& arg, ScalarType expected, const char* why = "") const {
+    if (arg.dtype != expected) {
+      refuse(arg.name, " is ", dtype_name(arg.dtype), ", expected ", dtype_name(expected), why);
+    }
+  }
+
+  // The element type of query, cache or output.
+  Dtype element(const Argument& arg) const {
+    switch (arg.dtype) {
+      case ScalarType::Float:
+        return Dtype::kFloat32;
+      case ScalarType::Half:
+        return Dtype::kFloat16;
+      case ScalarType::BFloat16:
+        return Dtype::kBFloat16;
+      default:
+        refuse(arg.name, " is ", dtype_name(arg.dtype),
+               ", expected torch.float32, torch.float16 or torch.bfloat16");
+    }
+  }
+
+  void same_device(const Argument& arg, const Argument& like) const {
+    if (arg.tensor.device() != like.tensor.device()) {
+      refuse(arg.name, " is on ", device_name(arg), ", expected ", device_name(like), " like ", like.name);
+    }
+  }
+
+  void dense_last(const Argument& arg) const {
+    const int64_t last = arg.rank() - 1;
+    if (arg.stride(last) != 1 && arg.size(last) > 1) {
+      refuse(arg.name, ".stride(", last, ") is ", arg.stride(last), ", expected 1: the last dimension must be dense");
+    }
+  }
+
+  // Two elements of a tensor that is written must not share memory.
+  void no_expanded_dimension(const Argument& arg) const {
+    for (int64_t dim = 0; dim < arg.rank(); ++dim) {
+      if (arg.stride(dim) == 0 && arg.size(dim) > 1) {
+        refuse(arg.name, ".stride(", dim, ") is 0 (an expanded dimension), expected a tensor that can be written");
+      }
+    }
+  }
+
+  void no_shared_memory(const Argument& written, const Argument& read) const {
+    const auto [written_begin, written_end] = extent(written);
+    const auto [read_begin, read_end] = extent(read);
+    if (written_begin < read_end && read_begin < written_end) {
+      refuse(read.name, " shares memory with ", written.name, ", which is written; expected separate tensors");
+    }
+  }
+
+  void absent(const char* name, const OptionalTensor& tensor) const {
+    if (tensor.has_value()) {
+      refuse(name, " is a tensor, expected None: quantised caches are not supported yet");
+    }
+  }
+
+ private:
+  struct Extent {
+    uintptr_t begin;
+    uintptr_t end;
+  };
+
+  static Extent extent(const Argument& arg) {
+    int64_t elements = 1;
+    for (int64_t dim = 0; dim < arg.rank(); ++dim) {
+      if (arg.size(dim) == 0) return {0, 0};
+      elements += (arg.size(dim) - 1) * arg.stride(dim);
+    }
+    const auto begin = reinterpret_cast<uintptr_t>(arg.data());
+    return {begin, begin + static_cast<uintptr_t>(elements) * arg.tensor.element_size()};
+  }
+
+  static std::string device_name(const Argument& arg) {
+    const auto device = arg.tensor.device();
+    std::ostringstream name;
+    switch (device.type()) {
+      case torch::headeronly::DeviceType::CPU:
+        return "cpu";
+      case torch::headeronly::DeviceType::PrivateUse1:
+        name << "npu";
+        break;
+      default:
+        name << "device type " << static_cast<int>(device.type());
+    }
+    if (device.index() >= 0) name << ':' << static_cast<int>(device.index());
+    return name.str();
+  }
+
+  const char* op_;
+};
+
+// One half of the pool.
+inline Cache cache_of(const Argument& arg) {
+  return {arg.data(), arg.size(3), arg.stride(0), arg.stride(1), arg.stride(2)};
+}
+
+inline Cache written_cache_of(const Argument& arg) {
+  Cache cache = cache_of(arg);
+  cache.data = arg.tensor.mutable_data_ptr();
+  return cache;
+}
+
+// [num_tokens, num_heads, head_dim]
+inline Rows rows_of(const Argument& arg) { return {arg.data(), arg.stride(0), arg.stride(1)}; }
+
+inline Rows written_rows_of(const Argument& arg) {
+  return {arg.tensor.mutable_data_ptr(), arg.stride(0), arg.stride(1)};
+}
+
+inline void check_quantised(const Checks& checks, const Argument& cache) {
+  switch (cache.dtype) {
+    case ScalarType::Char:
+    case ScalarType::Float8_e4m3fn:
+    case ScalarType::Float8_e5m2:
+      checks.refuse(cache.name, " is ", dtype_name(cache.dtype),
+                    ", expected torch.float32, torch.float16 or torch.bfloat16: quantised caches are not supported yet");
+    default:
+      return;
+  }
+}
+
+// key_cache and value_cache: shapes, dtype, device. `like` is the argument whose dtype they share.
+inline Pool check_pool(const Checks& checks, const Argument& key_cache, const Argument& value_cache,
+                       const Argument& like, const OptionalTensor& key_scale,
+                       const OptionalTensor& value_scale) {
+  for (const Argument* cache : {&key_cache, &value_cache}) {
+    checks.rank(*cache, 4, "[num_blocks, block_size, num_kv_heads, head_dim]");
+    check_quantised(checks, *cache);
+    checks.element(*cache);
+    checks.dtype(*cache, like.dtype, (std::string(" like ") + like.name).c_str());
+    checks.same_device(*cache, like);
+    checks.dense_last(*cache);
+    checks.at_least_one(*cache, 1, "block_size");
+    checks.at_least_one(*cache, 2, "num_kv_heads");
+    checks.at_least_one(*cache, 3, "head_dim");
+  }
+  checks.size(value_cache, 0, key_cache.size(0), "num_blocks of key_cache");
+  checks.size(value_cache, 1, key_cache.size(1), "block_size of key_cache");
+  checks.size(value_cache, 2, key_cache.size(2), "num_kv_heads of key_cache");
+  checks.absent("key_scale", key_scale);
+  checks.absent("value_scale", value_scale);
+  return {checks.element(key_cache), key_cache.size(0),      key_cache.size(1), key_cache.size(2),
+          cache_of(key_cache),       cache_of(value_cache)};
+}
+
+// A one-dimensional tensor as a vector of its own, whatever its strides: what was checked is then what
+// is used, even if the caller changes the tensor meanwhile.
+template <class T, class Element = T>
+std::vector<T> copy_of(const Argument& arg) {
+  std::vector<T> values(arg.size(0));
+  const Element* data = static_cast<const Element*>(arg.data());
+  for (int64_t i = 0; i < arg.size(0); ++i) values[i] = static_cast<T>(data[i * arg.stride(0)]);
+  return values;
+}
+
+// block_tables and seq_lens: shapes, dtypes, and lengths that fit the table.
+inline std::vector<int32_t> check_lengths(const Checks& checks, const Pool& pool,
+                                          const Argument& block_tables, const Argument& seq_lens,
+                                          const Argument& like) {
+  checks.rank(block_tables, 2, "[batch, max_blocks_per_seq]");
+  checks.rank(seq_lens, 1, "[batch]");
+  checks.dtype(block_tables, ScalarType::Int);
+  checks.dtype(seq_lens, ScalarType::Int);
+  checks.same_device(block_tables, like);
+  checks.same_device(seq_lens, like);
+  checks.size(block_tables, 0, seq_lens.size(0), "batch, the length of seq_lens");
+  std::vector<int32_t> lengths = copy_of<int32_t>(seq_lens);
+  const int64_t columns = block_tables.size(1);
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const int64_t length = lengths[i];
+    if (length < 0) checks.refuse("seq_lens[", i, "] is ", length, ", expected 0 or more");
+    if (length > 0 && (length - 1) / pool.block_size >= columns) {
+      checks.refuse("seq_lens[", i, "] is ", length, ", expected at most ", columns * pool.block_size,
+                    ": block_tables has ", columns, " blocks of ", pool.block_size, " tokens in a row");
+    }
+  }
+  return lengths;
+}
+
+inline BlockTables tables_of(const Argument& arg) {
+  return {static_cast<const int32_t*>(arg.data()), arg.stride(0), arg.stride(1)};
+}
+
+// The ids of the blocks that hold keys [first, last) of a sequence.
+inline void check_block_ids(const Checks& checks, const Pool& pool, const BlockTables& tables,
+                            int64_t sequence, const Visible& keys) {
+  if (keys.first >= keys.last) return;
+  const int64_t end = (keys.last - 1) / pool.block_size + 1;
+  for (int64_t column = keys.first / pool.block_size; column < end; ++column) {
+    const int64_t id = tables.at(sequence, column);
+    if (id < 0 || id >= pool.num_blocks) {
+      checks.refuse("block_tables[", sequence, ", ", column, "] is ", id, ", expected 0 to ",
+                    pool.num_blocks - 1, ": key_cache has ", pool.num_blocks, " blocks");
+    }
+  }
+}
+
+// query_start_loc, or one query token per sequence where it is None.
+inline std::vector<int32_t> check_query_start_loc(const Checks& checks, const OptionalTensor& tensor,
+                                                  const Argument& query, int64_t batch) {
+  const int64_t num_tokens = query.size(0);
+  if (!tensor.has_value()) {
+    if (num_tokens != batch) {
+      checks.refuse("query.shape[0] is ", num_tokens, ", expected ", batch,
+                    ": without query_start_loc every sequence has one query token");
+    }
+    std::vector<int32_t> starts(batch + 1);
+    for (int64_t i = 0; i <= batch; ++i) starts[i] = static_cast<int32_t>(i);
+    return starts;
+  }
+  const Argument arg("query_start_loc", *tensor);
+  checks.rank(arg, 1, "[batch + 1]");
+  checks.dtype(arg, ScalarType::Int);
+  checks.same_device(arg, query);
+  checks.size(arg, 0, batch + 1, "batch + 1");
+  std::vector<int32_t> starts = copy_of<int32_t>(arg);
+  if (starts[0] != 0) checks.refuse("query_start_loc[0] is ", starts[0], ", expected 0");
+  for (int64_t i = 0; i < batch; ++i) {
+    if (starts[i + 1] < starts[i]) {
+      checks.refuse("query_start_loc[", i + 1, "] is ", starts[i + 1], ", expected ", starts[i],
+                    " or more: it must not decrease");
+    }
+  }
+  if (starts[batch] != num_tokens) {
+    checks.refuse("query_start_loc[", batch, "] is ", starts[batch], ", expected ", num_tokens,
+                  ": the number of query tokens");
+  }
+  return starts;
+}
+
+// alibi_slopes or sinks; empty where it is None.
+inline std::vector<float> check_per_head(const Checks& checks, const char* name,
+                                         const OptionalTensor& tensor, const Argument& query) {
+  if (!tensor.has_value()) return {};
+  const Argument arg(name, *tensor);
+  checks.rank(arg, 1, "[num_heads]");
+  checks.dtype(arg, ScalarType::Float);
+  checks.same_device(arg, query);
+  checks.size(arg, 0, query.size(1), "num_heads of query");
+  return copy_of<float>(arg);
+}
+
+// The options of attention as the caller gives them.
+struct AttentionOptions {
+  std::optional<double> scale;
+  bool causal;
+  std::optional<int64_t> sliding_window;
+  double softcap;
+  const OptionalTensor& alibi_slopes;
+  const OptionalTensor& sinks;
+  const OptionalTensor& key_scale;
+  const OptionalTensor& value_scale;
+};
+
+inline void check_scalars(const Checks& checks, const AttentionOptions& options, int64_t head_dim,
+                          AttentionParams& params) {
+  const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim)));
+  params.scale = static_cast<float>(scale);
+  if (!std::isfinite(params.scale)) checks.refuse("scale is ", scale, ", expected a finite float32");
+  params.softcap = static_cast<float>(options.softcap);
+  if (!(params.softcap >= 0.0f) || !std::isfinite(params.softcap)) {
+    checks.refuse("softcap is ", options.softcap, ", expected a finite float32, 0 (off) or more");
+  }
+  params.causal = options.causal;
+  params.sliding_window = 0;
+  if (options.sliding_window.has_value()) {
+    if (*options.sliding_window < 1) {
+      checks.refuse("sliding_window is ", *options.sliding_window, ", expected 1 or more, or None");
+    }
+    // Lengths have 31 bits: a larger window hides nothing, and sums with it must not overflow.
+    constexpr int64_t kLargest = int64_t{1} << 40;
+    params.sliding_window = *options.sliding_window < kLargest ? *options.sliding_window : kLargest;
+  }
+}
+
+// The checked arguments of one attention call; params points into the vectors.
+struct AttentionCall {
+  AttentionParams params;
+  std::vector<int32_t> seq_lens;
+  std::vector<int32_t> query_start_loc;
+  std::vector<float> alibi_slopes;
+  std::vector<float> sinks;
+};
+
+inline void check_query(const Checks& checks, const Argument& query, const Pool& pool) {
+  if (query.size(2) != pool.key.head_dim) {
+    checks.refuse("query.shape[2] is ", query.size(2), ", expected ", pool.key.head_dim,
+                  ": head_dim of key_cache");
+  }
+  if (query.size(1) < 1 || query.size(1) % pool.num_kv_heads != 0) {
+    checks.refuse("query.shape[1] (num_heads) is ", query.size(1), ", expected a multiple of ",
+                  pool.num_kv_heads, ": num_kv_heads of key_cache");
+  }
+}
+
+// Everything but where the output goes.
+inline AttentionCall check_attention(const Checks& checks, const Tensor& query_tensor,
+                                     const Tensor& key_cache_tensor, const Tensor& value_cache_tensor,
+                                     const Tensor& block_tables_tensor, const Tensor& seq_lens_tensor,
+                                     const OptionalTensor& query_start_loc,
+                                     const AttentionOptions& options) {
+  const Argument query("query", query_tensor);
+  const Argument key_cache("key_cache", key_cache_tensor);
+  const Argument value_cache("value_cache", value_cache_tensor);
+  const Argument block_tables("block_tables", block_tables_tensor);
+  const Argument seq_lens("seq_lens", seq_lens_tensor);
+  checks.rank(query, 3, "[num_tokens, num_heads, head_dim]");
+  checks.element(query);
+  checks.dense_last(query);
+  AttentionCall call;
+  AttentionParams& params = call.params;
+  params.pool = check_pool(checks, key_cache, value_cache, query, options.key_scale, options.value_scale);
+  check_query(checks, query, params.pool);
+  check_scalars(checks, options, query.size(2), params);
+  call.alibi_slopes = check_per_head(checks, "alibi_slopes", options.alibi_slopes, query);
+  call.sinks = check_per_head(checks, "sinks", options.sinks, query);
+  call.seq_lens = check_lengths(checks, params.pool, block_tables, seq_lens, query);
+  params.batch = seq_lens.size(0);
+  call.query_start_loc = check_query_start_loc(checks, query_start_loc, query, params.batch);
+  params.block_tables = tables_of(block_tables);
+  params.seq_lens = call.seq_lens.data();
+  params.query_start_loc = call.query_start_loc.data();
+  params.num_heads = query.size(1);
+  params.query = rows_of(query);
+  params.alibi_slopes = options.alibi_slopes.has_value() ? call.alibi_slopes.data() : nullptr;
+  params.sinks = options.sinks.has_value() ? call.sinks.data() : nullptr;
+  params.lse = nullptr;
+  for (int64_t i = 0; i < params.batch; ++i) {
+    const int64_t new_tokens = params.query_start_loc[i + 1] - params.query_start_loc[i];
+    if (new_tokens == 0) continue;
+    // Only what some row sees is ever read, so only that is required to be valid.
+    const int64_t length = params.seq_lens[i];
+    const Visible keys = {visible(params, length, length - new_tokens).first,
+                          visible(params, length, length - 1).last};
+    check_block_ids(checks, params.pool, params.block_tables, i, keys);
+  }
+  return call;
+}
+
+// The out argument of attention.out.
+inline Rows check_out(const Checks& checks, const Tensor& out_tensor, const Tensor& query_tensor,
+                      const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_tables,
+                      const AttentionParams& params) {
+  const Argument out("out", out_tensor);
+  const Argument query("query", query_tensor);
+  checks.rank(out, 3, "[num_tokens, num_heads, head_dim_v]");
+  checks.dtype(out, query.dtype, " like query");
+  checks.same_device(out, query);
+  checks.size(out, 0, query.size(0), "num_tokens of query");
+  checks.size(out, 1, query.size(1), "num_heads of query");
+  checks.size(out, 2, params.pool.value.head_dim, "head_dim of value_cache");
+  checks.dense_last(out);
+  checks.no_expanded_dimension(out);
+  checks.no_shared_memory(out, query);
+  checks.no_shared_memory(out, Argument("key_cache", key_cache));
+  checks.no_shared_memory(out, Argument("value_cache", value_cache));
+  checks.no_shared_memory(out, Argument("block_tables", block_tables));
+  return written_rows_of(out);
+}
+
+// int64 or int32 values of slot_mapping or block_mapping, which the caller has checked otherwise.
+inline void check_index_dtype(const Checks& checks, const Argument& arg) {
+  if (arg.dtype != ScalarType::Long && arg.dtype != ScalarType::Int) {
+    checks.refuse(arg.name, " is ", dtype_name(arg.dtype), ", expected torch.int64 or torch.int32");
+  }
+}
+
+struct WriteKvCall {
+  WriteKvParams params;
+  std::vector<int64_t> slot_mapping;
+};
+
+inline void check_new_rows(const Checks& checks, const Argument& rows, const Argument& cache) {
+  checks.rank(rows, 3, "[num_tokens, num_kv_heads, head_dim]");
+  checks.dense_last(rows);
+  if (rows.size(1) != cache.size(2)) {
+    checks.refuse(rows.name, ".shape[1] is ", rows.size(1), ", expected ", cache.size(2),
+                  ": num_kv_heads of ", cache.name);
+  }
+  if (rows.size(2) != cache.size(3)) {
+    checks.refuse(rows.name, ".shape[2] is ", rows.size(2), ", expected ", cache.size(3),
+                  ": head_dim of ", cache.name);
+  }
+}
+
+inline WriteKvCall check_write_kv(const Checks& checks, const Tensor& key_tensor,
+                                  const Tensor& value_tensor, const Tensor& key_cache_tensor,
+                                  const Tensor& value_cache_tensor, const Tensor& slot_mapping_tensor,
+                                  const OptionalTensor& key_scale, const OptionalTensor& value_scale) {
+  const Argument key("key", key_tensor);
+  const Argument value("value", value_tensor);
+  const Argument key_cache("key_cache", key_cache_tensor);
+  const Argument value_cache("value_cache", value_cache_tensor);
+  const Argument slot_mapping("slot_mapping", slot_mapping_tensor);
+  WriteKvCall call;
+  checks.rank(key, 3, "[num_tokens, num_kv_heads, head_dim]");
+  checks.element(key);
+  Pool pool = check_pool(checks, key_cache, value_cache, key, key_scale, value_scale);
+  checks.dtype(value, key.dtype, " like key");
+  checks.same_device(value, key);
+  check_new_rows(checks, key, key_cache);
+  check_new_rows(checks, value, value_cache);
+  checks.size(value, 0, key.size(0), "num_tokens of key");
+  checks.rank(slot_mapping, 1, "[num_tokens]");
+  check_index_dtype(checks, slot_mapping);
+  checks.same_device(slot_mapping, key);
+  checks.size(slot_mapping, 0, key.size(0), "num_tokens of key");
+  for (const Argument* cache : {&key_cache, &value_cache}) {
+    checks.no_expanded_dimension(*cache);
+    checks.no_shared_memory(*cache, key);
+    checks.no_shared_memory(*cache, value);
+  }
+  call.slot_mapping = slot_mapping.dtype == ScalarType::Int ? copy_of<int64_t, int32_t>(slot_mapping)
+                                                            : copy_of<int64_t>(slot_mapping);
+  for (size_t i = 0; i < call.slot_mapping.size(); ++i) {
+    const int64_t slot = call.slot_mapping[i];
+    if (slot < -1 || (slot >= 0 && slot / pool.block_size >= pool.num_blocks)) {
+      checks.refuse("slot_mapping[", i, "] is ", slot, ", expected -1 (write nothing) or 0 to ",
+                    pool.num_blocks * pool.block_size - 1, ": the pool has ", pool.num_blocks, " blocks of ",
+                    pool.block_size, " tokens");
+    }
+  }
+  pool.key = written_cache_of(key_cache);
+  pool.value = written_cache_of(value_cache);
+  call.params = {pool, rows_of(key), rows_of(value), call.slot_mapping.data(), key.size(0)};
+  return call;
+}
+
+struct CopyBlocksCall {
+  CopyBlocksParams params;
+  std::vector<int64_t> block_mapping;
+};
+
+// The pairs of block_mapping as int64, row after row.
+inline std::vector<int64_t> pairs_of(const Argument& block_mapping) {
+  std::vector<int64_t> pairs;
+  pairs.reserve(2 * block_mapping.size(0));
+  for (int64_t i = 0; i < block_mapping.size(0); ++i) {
+    for (int64_t j = 0; j < 2; ++j) {
+      const int64_t at = i * block_mapping.stride(0) + j * block_mapping.stride(1);
+      pairs.push_back(block_mapping.dtype == ScalarType::Int
+                          ? static_cast<const int32_t*>(block_mapping.data())[at]
+                          : static_cast<const int64_t*>(block_mapping.data())[at]);
+    }
+  }
+  return pairs;
+}
+
+inline void check_block_pairs(const Checks& checks, const Pool& pool, const std::vector<int64_t>& pairs) {
+  std::vector<int64_t> destinations;
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    if (pairs[i] < 0 || pairs[i] >= pool.num_blocks) {
+      checks.refuse("block_mapping[", i / 2, ", ", i % 2, "] is ", pairs[i], ", expected 0 to ",
+                    pool.num_blocks - 1, ": key_cache has ", pool.num_blocks, " blocks");
+    }
+    if (i % 2 == 1) destinations.push_back(pairs[i]);
+  }
+  std::sort(destinations.begin(), destinations.end());
+  const auto twice = std::adjacent_find(destinations.begin(), destinations.end());
+  if (twice != destinations.end()) {
+    checks.refuse("block_mapping has destination ", *twice, " more than once, expected distinct destinations");
+  }
+}
+
+inline CopyBlocksCall check_copy_blocks(const Checks& checks, const Tensor& key_cache_tensor,
+                                        const Tensor& value_cache_tensor,
+                                        const Tensor& block_mapping_tensor) {
+  const Argument key_cache("key_cache", key_cache_tensor);
+  const Argument value_cache("value_cache", value_cache_tensor);
+  const Argument block_mapping("block_mapping", block_mapping_tensor);
+  CopyBlocksCall call;
+  Pool pool = check_pool(checks, key_cache, value_cache, key_cache, std::nullopt, std::nullopt);
+  checks.no_expanded_dimension(key_cache);
+  checks.no_expanded_dimension(value_cache);
+  checks.rank(block_mapping, 2, "[num_copies, 2]");
+  checks.size(block_mapping, 1, 2, "(source, destination)");
+  check_index_dtype(checks, block_mapping);
+  checks.same_device(block_mapping, key_cache);
+  call.block_mapping = pairs_of(block_mapping);
+  check_block_pairs(checks, pool, call.block_mapping);
+  pool.key = written_cache_of(key_cache);
+  pool.value = written_cache_of(value_cache);
+  call.params = {pool, call.block_mapping.data(), block_mapping.size(0)};
+  return call;
+}
+
+struct GatherKvCall {
+  GatherKvParams params;
+  std::vector<int32_t> seq_lens;
+  int64_t num_tokens;
+};
+
+inline GatherKvCall check_gather_kv(const Checks& checks, const Tensor& key_cache_tensor,
+                                    const Tensor& value_cache_tensor, const Tensor& block_tables_tensor,
+                                    const Tensor& seq_lens_tensor, std::optional<int64_t> num_tokens,
+                                    const OptionalTensor& key_scale, const OptionalTensor& value_scale) {
+  const Argument key_cache("key_cache", key_cache_tensor);
+  const Argument value_cache("value_cache", value_cache_tensor);
+  const Argument block_tables("block_tables", block_tables_tensor);
+  const Argument seq_lens("seq_lens", seq_lens_tensor);
+  GatherKvCall call;
+  GatherKvParams& params = call.params;
+  params.pool = check_pool(checks, key_cache, value_cache, key_cache, key_scale, value_scale);
+  call.seq_lens = check_lengths(checks, params.pool, block_tables, seq_lens, key_cache);
+  params.block_tables = tables_of(block_tables);
+  params.seq_lens = call.seq_lens.data();
+  params.batch = seq_lens.size(0);
+  call.num_tokens = 0;
+  for (int64_t i = 0; i < params.batch; ++i) {
+    call.num_tokens += params.seq_lens[i];
+    check_block_ids(checks, params.pool, params.block_tables, i, {0, params.seq_lens[i]});
+  }
+  if (num_tokens.has_value() && *num_tokens != call.num_tokens) {
+    checks.refuse("num_tokens is ", *num_tokens, ", expected ", call.num_tokens, ": the sum of seq_lens");
+  }
+  return call;
+}
+
+inline MergeStatesParams check_merge_states(const Checks& checks, const Tensor& out_a_tensor,
+                                            const Tensor& lse_a_tensor, const Tensor& out_b_tensor,
+                                            const Tensor& lse_b_tensor) {
+  const Argument out_a("out_a", out_a_tensor);
+  const Argument out_b("out_b", out_b_tensor);
+  const Argument lse_a("lse_a", lse_a_tensor);
+  const Argument lse_b("lse_b", lse_b_tensor);
+  checks.element(out_a);
+  checks.dtype(out_b, out_a.dtype, " like out_a");
+  for (const Argument* out : {&out_a, &out_b}) {
+    checks.rank(*out, 3, "[num_tokens, num_heads, head_dim_v]");
+    checks.same_device(*out, out_a);
+    checks.dense_last(*out);
+    for (int64_t dim = 0; dim < 3; ++dim) checks.size(*out, dim, out_a.size(dim), "the shape of out_a");
+  }
+  for (const Argument* lse : {&lse_a, &lse_b}) {
+    checks.rank(*lse, 2, "[num_tokens, num_heads]");
+    checks.dtype(*lse, ScalarType::Float);
+    checks.same_device(*lse, out_a);
+    checks.size(*lse, 0, out_a.size(0), "num_tokens of out_a");
+    checks.size(*lse, 1, out_a.size(1), "num_heads of out_a");
+  }
+  MergeStatesParams params = {};
+  params.dtype = checks.element(out_a);
+  params.num_tokens = out_a.size(0);
+  params.num_heads = out_a.size(1);
+  params.head_dim = out_a.size(2);
+  params.out_a = rows_of(out_a);
+  params.out_b = rows_of(out_b);
+  params.lse_a = rows_of(lse_a);
+  params.lse_b = rows_of(lse_b);
+  return params;
+}
+
+}  // namespace paged

@@ -1,0 +1,88 @@
+// Chooses the ISA variant by what was built, what the machine has and what PAGED_CPU_ISA allows.
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "cpu/kernels.h"
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
+namespace paged::cpu {
+namespace {
+
+struct Candidate {
+  Isa isa;
+  bool (*runs_here)();
+};
+
+#define PAGED_ISA_TABLE(isa) {#isa, &isa::attention_kernels, &isa::merge_states_kernels}
+
+// Least capable first. What a variant may use is what its -march in setup.py says: x86-64-v3 and v4 are
+// the psABI's levels, tested here feature by feature because older compilers don't know the levels.
+const Candidate kCandidates[] = {
+    {PAGED_ISA_TABLE(generic), [] { return true; }},
+#ifdef PAGED_BUILD_AVX2
+    {PAGED_ISA_TABLE(avx2),
+     [] {
+       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+              __builtin_cpu_supports("f16c");
+     }},
+#endif
+#ifdef PAGED_BUILD_AVX512
+    {PAGED_ISA_TABLE(avx512),
+     [] {
+       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+              __builtin_cpu_supports("avx512vl");
+     }},
+#endif
+#ifdef PAGED_BUILD_AVX512BF16
+    {PAGED_ISA_TABLE(avx512bf16),
+     [] {
+       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
+     }},
+#endif
+#ifdef PAGED_BUILD_NEON
+    {PAGED_ISA_TABLE(neon),
+     [] {
+#if defined(__linux__)
+       return (getauxval(AT_HWCAP) & HWCAP_ASIMDHP) != 0;
+#else
+       return true;  // every 64-bit Arm machine that macOS runs on
+#endif
+     }},
+#endif
+};
+constexpr int kNumCandidates = sizeof(kCandidates) / sizeof(kCandidates[0]);
+
+// The index of the most capable variant that PAGED_CPU_ISA allows.
+int highest_allowed() {
+  const char* cap = std::getenv("PAGED_CPU_ISA");
+  if (cap == nullptr || *cap == '\0') return kNumCandidates - 1;
+  std::string built;
+  for (int i = 0; i < kNumCandidates; ++i) {
+    if (std::strcmp(cap, kCandidates[i].isa.name) == 0) return i;
+    built += (i == 0 ? "" : ", ") + std::string(kCandidates[i].isa.name);
+  }
+  throw std::runtime_error("paged: PAGED_CPU_ISA is '" + std::string(cap) + "', expected one of " + built);
+}
+
+}  // namespace
+
+const Isa& selected_isa() {
+  static const Isa& isa = []() -> const Isa& {
+    int chosen = highest_allowed();
+    while (!kCandidates[chosen].runs_here()) --chosen;  // generic runs everywhere
+    return kCandidates[chosen].isa;
+  }();
+  return isa;
+}
+
+}  // namespace paged::cpu

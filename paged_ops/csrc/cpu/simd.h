@@ -1,0 +1,80 @@
+// One vector of floats per ISA, under one set of names.
+//
+// Each of simd/{generic,avx2,avx512,neon}.h defines, in the unit's anonymous namespace:
+//
+//   Vec, IntVec                   kLanes floats, kLanes int32; both take + - * / and comparisons, and
+//                                 `mask ? a : b` selects by lane (GCC's vector extension)
+//   kDots                         independent sums that the registers hold beside their operands
+//   load(p), load_partial(p, n)   kLanes (the first n, then zeros) of float, Half or BFloat16, as floats
+//   store(p, x), store_partial    the reverse, rounded to nearest even
+//   broadcast(x), fma(a, b, c)    fma is fused where the ISA has it; a * b + c is never contracted
+//   sum_each(accs)                lane i is the sum of the lanes of accs[i], for kLanes vectors
+//   sum(x), max(x)                over the lanes of one vector
+//
+// sum_each adds in one fixed order for every vector, so a dot product has the same bits whichever other
+// dot products share the call.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "params.h"
+
+namespace paged::cpu {
+namespace {
+
+// Storage formats of the half-width types. Only load and store know their bits.
+struct Half {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// Calls f with a value of the element type that dtype names.
+template <class F>
+PAGED_INLINE auto by_dtype(Dtype dtype, F f) {
+  switch (dtype) {
+    case Dtype::kFloat16:
+      return f(Half{});
+    case Dtype::kBFloat16:
+      return f(BFloat16{});
+    default:
+      return f(float{});
+  }
+}
+
+PAGED_INLINE float as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+PAGED_INLINE uint32_t as_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+// float32 to bfloat16, to nearest even; a NaN stays a NaN.
+PAGED_INLINE BFloat16 to_bfloat16(float value) {
+  const uint32_t bits = as_bits(value);
+  if (value != value) return {static_cast<uint16_t>((bits >> 16) | 0x40)};
+  return {static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+
+PAGED_INLINE constexpr int64_t round_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+}  // namespace paged::cpu
+
+#if defined(PAGED_ISA_AVX512) || defined(PAGED_ISA_AVX512BF16)
+#include "cpu/simd/avx512.h"
+#elif defined(PAGED_ISA_AVX2)
+#include "cpu/simd/avx2.h"
+#elif defined(PAGED_ISA_NEON)
+#include "cpu/simd/neon.h"
+#else
+#include "cpu/simd/generic.h"
+#endif

@@ -1,0 +1,373 @@
+"""The ops as functions: ``torch.ops.paged.*`` with documentation and defaults.
+
+Each function calls its op and nothing else, so it costs a call and works in every graph that the op
+works in. ``docs/semantics.md`` has the precise meanings, ``paged_ops.reference`` the same functions in
+readable torch.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+import paged_ops._ops  # noqa: F401  (registers the ops)
+
+
+def attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    sliding_window: int | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attend query tokens to the keys and values of their sequences, read from the block pool.
+
+    One call serves decode, prefill, chunked prefill, mixed batches and several-token decode: sequence i
+    brings the query tokens ``query_start_loc[i]`` to ``query_start_loc[i + 1]``, which are the last ones
+    of its ``seq_lens[i]`` tokens.
+
+    Parameters
+    ----------
+    query : Tensor
+        ``[num_tokens, num_heads, head_dim]``, float32, float16 or bfloat16. Query head h reads KV head
+        ``h // (num_heads // num_kv_heads)``.
+    key_cache, value_cache : Tensor
+        ``[num_blocks, block_size, num_kv_heads, head_dim]``, query's dtype; value_cache may have another
+        head_dim. Any strides but a dense last dimension: every common layout is read in place.
+    block_tables : Tensor
+        ``[batch, max_blocks_per_seq]`` int32: the ids of each sequence's blocks, in order. Entries that
+        no query token needs may hold anything.
+    seq_lens : Tensor
+        ``[batch]`` int32: tokens in the cache per sequence, those of this call included. What lies
+        beyond is never looked at.
+    query_start_loc : Tensor, optional
+        ``[batch + 1]`` int32, from 0 to num_tokens, never decreasing. None: one query token each.
+    scale : float, optional
+        Factor of the dot products; None: ``head_dim ** -0.5``.
+    causal : bool
+        A query token at position p sees keys up to p. The last query token has the last position.
+    sliding_window : int, optional
+        A query token sees no key further back than this many, its own included.
+    softcap : float
+        0: off; else scores become ``softcap * tanh(score / softcap)``.
+    alibi_slopes : Tensor, optional
+        ``[num_heads]`` float32: adds ``slope * (key position - query position)``.
+    sinks : Tensor, optional
+        ``[num_heads]`` float32: one more logit in each softmax's denominator, not scaled, not capped.
+    key_scale, value_scale : Tensor, optional
+        For quantised caches, which are not supported yet: must be None.
+    out : Tensor, optional
+        Where to write the result; must share no memory with the inputs.
+
+    Returns
+    -------
+    Tensor
+        ``[num_tokens, num_heads, head_dim of value_cache]``, query's dtype. A row that sees no key is 0.
+
+    Raises
+    ------
+    RuntimeError
+        An argument is refused; the message names it, its value and what was expected.
+    NotImplementedError
+        From backward: there is no gradient.
+
+    See Also
+    --------
+    attention_with_lse : also returns the log-sum-exp, for `merge_states`.
+    write_kv : puts keys and values into the pool.
+
+    Notes
+    -----
+    Softmax and sums are in float32. The bits of an output row depend on its query, on what it sees and on
+    the options; not on the rest of the batch, the number of threads, the block size or the placement of
+    blocks. PagedAttention: Kwon et al., arXiv 2309.06180.
+
+    Examples
+    --------
+    >>> import torch, paged_ops
+    >>> pool = torch.randn(8, 2, 16, 4, 64)  # [num_blocks, 2, block_size, num_kv_heads, head_dim]
+    >>> block_tables = torch.tensor([[5, 2], [7, 0]], dtype=torch.int32)
+    >>> seq_lens = torch.tensor([20, 3], dtype=torch.int32)
+    >>> query = torch.randn(2, 8, 64)
+    >>> paged_ops.attention(query, pool[:, 0], pool[:, 1], block_tables, seq_lens).shape
+    torch.Size([2, 8, 64])
+    """
+    arguments = (query, key_cache, value_cache, block_tables, seq_lens, query_start_loc)
+    options = {
+        "scale": scale,
+        "causal": causal,
+        "sliding_window": sliding_window,
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
+        "key_scale": key_scale,
+        "value_scale": value_scale,
+    }
+    if out is None:
+        return cast("Tensor", torch.ops.paged.attention.default(*arguments, **options))
+    return cast("Tensor", torch.ops.paged.attention.out(*arguments, **options, out=out))
+
+
+def attention_with_lse(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    sliding_window: int | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attend like `attention`, and return the log-sum-exp of the scores as well.
+
+    Parameters
+    ----------
+    query, key_cache, value_cache, block_tables, seq_lens, query_start_loc
+        As in `attention`.
+    scale, causal, sliding_window, softcap, alibi_slopes, sinks, key_scale, value_scale
+        As in `attention`.
+
+    Returns
+    -------
+    output : Tensor
+        ``[num_tokens, num_heads, head_dim of value_cache]``, query's dtype.
+    lse : Tensor
+        ``[num_tokens, num_heads]`` float32: the natural logarithm of the whole denominator, the sink
+        included. A row that sees no key has -inf, or its sink where there is one.
+
+    Raises
+    ------
+    RuntimeError
+        An argument is refused; the message names it, its value and what was expected.
+
+    See Also
+    --------
+    merge_states : merges results over disjoint sets of keys; only one of them may carry the sinks.
+
+    Examples
+    --------
+    >>> import torch, paged_ops
+    >>> pool = torch.zeros(4, 2, 16, 1, 8)
+    >>> tables, lens = torch.tensor([[3]], dtype=torch.int32), torch.tensor([4], dtype=torch.int32)
+    >>> _, lse = paged_ops.attention_with_lse(torch.ones(1, 1, 8), pool[:, 0], pool[:, 1], tables, lens)
+    >>> round(lse.exp().item(), 4)  # four keys of score 0
+    4.0
+    """
+    result = torch.ops.paged.attention_with_lse.default(
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        query_start_loc,
+        scale=scale,
+        causal=causal,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        key_scale=key_scale,
+        value_scale=value_scale,
+    )
+    return cast("tuple[Tensor, Tensor]", result)
+
+
+def write_kv(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> None:
+    """Write the keys and values of new tokens into their slots of the pool, in place.
+
+    Parameters
+    ----------
+    key, value : Tensor
+        ``[num_tokens, num_kv_heads, head_dim]``, the caches' dtype and head_dim. They must share no
+        memory with the caches.
+    key_cache, value_cache : Tensor
+        ``[num_blocks, block_size, num_kv_heads, head_dim]``; written in place, whatever their strides.
+    slot_mapping : Tensor
+        ``[num_tokens]`` int64 or int32: slot = block * block_size + offset. -1 writes nothing. Of a slot
+        given twice the last row stays, whole.
+    key_scale, value_scale : Tensor, optional
+        For quantised caches, which are not supported yet: must be None.
+
+    Raises
+    ------
+    RuntimeError
+        An argument is refused; the message names it, its value and what was expected. Nothing is
+        written then.
+    NotImplementedError
+        An argument requires a gradient and gradients are enabled.
+
+    Examples
+    --------
+    >>> import torch, paged_ops
+    >>> pool = torch.zeros(4, 2, 16, 2, 8)
+    >>> new = torch.ones(1, 2, 8)
+    >>> paged_ops.write_kv(new, 2 * new, pool[:, 0], pool[:, 1], torch.tensor([2 * 16 + 5]))
+    >>> pool[2, :, 5, 0, 0].tolist()
+    [1.0, 2.0]
+    """
+    torch.ops.paged.write_kv.default(
+        key,
+        value,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        key_scale=key_scale,
+        value_scale=value_scale,
+    )
+
+
+def merge_states(
+    out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Merge two attention results of the same queries over disjoint sets of keys.
+
+    The result is what one call over all the keys would give: the outputs weighted with
+    ``exp(lse_i - lse)``, where ``lse = log(exp(lse_a) + exp(lse_b))``.
+
+    Parameters
+    ----------
+    out_a, out_b : Tensor
+        ``[num_tokens, num_heads, head_dim_v]``, one dtype.
+    lse_a, lse_b : Tensor
+        ``[num_tokens, num_heads]`` float32, natural logarithms. A state with -inf adds nothing,
+        whatever its output holds.
+
+    Returns
+    -------
+    out : Tensor
+        ``[num_tokens, num_heads, head_dim_v]``, 0 where both lse are -inf.
+    lse : Tensor
+        ``[num_tokens, num_heads]`` float32.
+
+    Raises
+    ------
+    RuntimeError
+        An argument is refused; the message names it, its value and what was expected.
+
+    See Also
+    --------
+    attention_with_lse : gives the states.
+
+    Examples
+    --------
+    >>> import torch, paged_ops
+    >>> out, lse = torch.ones(1, 1, 4), torch.zeros(1, 1)
+    >>> merged, merged_lse = paged_ops.merge_states(out, lse, 3 * out, lse)
+    >>> merged[0, 0, 0].item(), round(merged_lse.exp().item(), 4)
+    (2.0, 2.0)
+    """
+    result = torch.ops.paged.merge_states.default(out_a, lse_a, out_b, lse_b)
+    return cast("tuple[Tensor, Tensor]", result)
+
+
+def copy_blocks(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -> None:
+    """Copy whole blocks inside the pool, in place: what copy-on-write asks for.
+
+    Parameters
+    ----------
+    key_cache, value_cache : Tensor
+        ``[num_blocks, block_size, num_kv_heads, head_dim]``; written in place.
+    block_mapping : Tensor
+        ``[num_copies, 2]`` int64 or int32: (source, destination). All sources are read before any
+        destination is written, so chains and swaps work. No destination may stand twice.
+
+    Raises
+    ------
+    RuntimeError
+        An argument is refused; the message names it, its value and what was expected. Nothing is
+        written then.
+
+    Examples
+    --------
+    >>> import torch, paged_ops
+    >>> pool = torch.arange(3.0).view(3, 1, 1, 1, 1).repeat(1, 2, 4, 1, 8)
+    >>> paged_ops.copy_blocks(pool[:, 0], pool[:, 1], torch.tensor([[0, 1], [1, 0]]))
+    >>> pool[:, 0, 0, 0, 0].tolist()
+    [1.0, 0.0, 2.0]
+    """
+    torch.ops.paged.copy_blocks.default(key_cache, value_cache, block_mapping)
+
+
+def gather_kv(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    num_tokens: int | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Gather the keys and values of whole sequences into contiguous tensors.
+
+    Parameters
+    ----------
+    key_cache, value_cache : Tensor
+        ``[num_blocks, block_size, num_kv_heads, head_dim]``.
+    block_tables : Tensor
+        ``[batch, max_blocks_per_seq]`` int32.
+    seq_lens : Tensor
+        ``[batch]`` int32.
+    num_tokens : int, optional
+        The sum of seq_lens, where the caller knows it: a compiled graph then knows the result's size.
+    key_scale, value_scale : Tensor, optional
+        For quantised caches, which are not supported yet: must be None.
+
+    Returns
+    -------
+    key, value : Tensor
+        ``[sum of seq_lens, num_kv_heads, head_dim]``, one sequence after another.
+
+    Raises
+    ------
+    RuntimeError
+        An argument is refused; the message names it, its value and what was expected.
+
+    Examples
+    --------
+    >>> import torch, paged_ops
+    >>> pool = torch.randn(4, 2, 16, 2, 8)
+    >>> tables, lens = torch.tensor([[3, 1]], dtype=torch.int32), torch.tensor([17], dtype=torch.int32)
+    >>> key, value = paged_ops.gather_kv(pool[:, 0], pool[:, 1], tables, lens)
+    >>> key.shape, torch.equal(key[16], pool[1, 0, 0])
+    (torch.Size([17, 2, 8]), True)
+    """
+    result = torch.ops.paged.gather_kv.default(
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        num_tokens=num_tokens,
+        key_scale=key_scale,
+        value_scale=value_scale,
+    )
+    return cast("tuple[Tensor, Tensor]", result)
