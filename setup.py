@@ -1,8 +1,8 @@
 """Build the compiled library of paged_ops.
 
-Metadata is in pyproject.toml; this file only adds the one library, ``paged_ops/_C.abi3.so``, through a
-``build_ext`` that writes a ``build.ninja`` and runs it. The library uses torch's stable ABI and no
-Python.h: one file serves every CPython from 3.10 and every torch from 2.10 on.
+Metadata is in pyproject.toml; this file only adds the one library, ``paged_ops/_C.abi3.so``,
+through a ``build_ext`` that writes a ``build.ninja`` and runs it. The library uses torch's stable
+ABI and no Python.h: one file serves every CPython from 3.10 and every torch from 2.10 on.
 
 Environment variables
 ---------------------
@@ -132,7 +132,10 @@ def ninja_file(found: list[Unit], library: Path, torch_dir: Path) -> str:
         f" -L{torch_dir / 'lib'} -ltorch_cpu",
     ]
     for unit in found:
-        lines += [f"build {unit.name}.o: compile {unit.source}", f"  extra = {' '.join(unit.flags)}"]
+        lines += [
+            f"build {unit.name}.o: compile {unit.source}",
+            f"  extra = {' '.join(unit.flags)}",
+        ]
     objects = " ".join(f"{unit.name}.o" for unit in found)
     lines.append(f"build {library}: link {objects}")
     return "\n".join(lines) + "\n"

@@ -48,7 +48,7 @@ class BackendInfo:
 
 
 def _library_path() -> Path:
-    """Return the library to load; ``PAGED_LIBRARY`` names another one, such as a sanitized build."""
+    """Return the library to load; ``PAGED_LIBRARY`` may name another, say a sanitized one."""
     named = os.environ.get("PAGED_LIBRARY")
     return Path(named) if named else _PACKAGE / "_C.abi3.so"
 

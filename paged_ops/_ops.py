@@ -1,8 +1,8 @@
 """The torch half of each op: fake functions, attention.out, the autograd rule.
 
 The schemas and the CPU kernels are in csrc/library.cpp. A fake function refuses the shapes, dtypes,
-devices and options that csrc/checks.h refuses, in the same words; values of tensors (lengths, block ids,
-slots) are not there to be checked before the op runs.
+devices and options that csrc/checks.h refuses, in the same words; the values of tensors (lengths,
+block ids, slots) are there to be checked only when the op runs.
 """
 
 from __future__ import annotations
@@ -87,7 +87,12 @@ class _Checks:
         )
 
     def pool(
-        self, key_cache: Tensor, value_cache: Tensor, like_name: str, like: Tensor, **scales: Tensor | None
+        self,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        like_name: str,
+        like: Tensor,
+        **scales: Tensor | None,
     ) -> None:
         """Check the two halves of the pool, whose dtype is that of `like`."""
         for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
@@ -207,7 +212,9 @@ def _new_output(query: Tensor, value_cache: Tensor) -> Tensor:
     return query.new_empty((query.shape[0], query.shape[1], value_cache.shape[3]))
 
 
-def _fake_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, *args: Any, **options: Any) -> Tensor:
+def _fake_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, *args: Any, **options: Any
+) -> Tensor:
     _check_attention("attention", query, key_cache, value_cache, *args, **options)
     return _new_output(query, value_cache)
 
@@ -308,10 +315,9 @@ def _fake_gather_kv(
         key_cache, value_cache, "key_cache", key_cache, key_scale=key_scale, value_scale=value_scale
     )
     checks.lengths(block_tables, seq_lens, "key_cache", key_cache)
-    if num_tokens is None:
-        num_tokens = torch.library.get_ctx().new_dynamic_size()
-    key = key_cache.new_empty((num_tokens, *key_cache.shape[2:]))
-    return key, value_cache.new_empty((num_tokens, *value_cache.shape[2:]))
+    rows = torch.library.get_ctx().new_dynamic_size() if num_tokens is None else num_tokens
+    key = key_cache.new_empty((rows, *key_cache.shape[2:]))
+    return key, value_cache.new_empty((rows, *value_cache.shape[2:]))
 
 
 def _define_attention_out() -> None:
@@ -351,7 +357,7 @@ class _NoBackward(torch.autograd.Function):
 
 
 def _autograd_functional(overload: Any, op: str) -> Callable[..., Any]:
-    """Return the Autograd kernel of an op that writes nothing: the forward runs, a backward refuses."""
+    """Return the Autograd kernel of an op that writes nothing: only its backward refuses."""
 
     def kernel(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         below = keyset & torch._C._after_autograd_keyset
@@ -363,7 +369,7 @@ def _autograd_functional(overload: Any, op: str) -> Callable[..., Any]:
             with torch._C._AutoDispatchBelowAutograd():
                 return overload.redispatch(below, *args, **kwargs)
 
-        return _NoBackward.apply(op, forward, *inputs)
+        return _NoBackward.apply(op, forward, *inputs)  # type: ignore[no-untyped-call]
 
     return kernel
 
@@ -389,7 +395,7 @@ def _autograd_mutating(overload: Any, op: str, written: tuple[str, ...]) -> Call
 def _register() -> None:
     _define_attention_out()
     ops = torch.ops.paged
-    fakes = {
+    fakes: dict[str, Callable[..., Any]] = {
         "attention": _fake_attention,
         "attention.out": _fake_attention_out,
         "attention_with_lse": _fake_attention_with_lse,

@@ -1,8 +1,8 @@
 """The ops as functions: ``torch.ops.paged.*`` with documentation and defaults.
 
 Each function calls its op and nothing else, so it costs a call and works in every graph that the op
-works in. ``docs/semantics.md`` has the precise meanings, ``paged_ops.reference`` the same functions in
-readable torch.
+works in. ``docs/semantics.md`` has the precise meanings, ``paged_ops.reference`` the same functions
+in readable torch.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ def attention(
 ) -> Tensor:
     """Attend query tokens to the keys and values of their sequences, read from the block pool.
 
-    One call serves decode, prefill, chunked prefill, mixed batches and several-token decode: sequence i
-    brings the query tokens ``query_start_loc[i]`` to ``query_start_loc[i + 1]``, which are the last ones
-    of its ``seq_lens[i]`` tokens.
+    One call serves decode, prefill, chunked prefill, mixed batches and several-token decode:
+    sequence i brings the query tokens ``query_start_loc[i]`` to ``query_start_loc[i + 1]``, which
+    are the last ones of its ``seq_lens[i]`` tokens.
 
     Parameters
     ----------
     query : Tensor
-        ``[num_tokens, num_heads, head_dim]``, float32, float16 or bfloat16. Query head h reads KV head
-        ``h // (num_heads // num_kv_heads)``.
+        ``[num_tokens, num_heads, head_dim]``, float32, float16 or bfloat16. Query head h reads KV
+        head ``h // (num_heads // num_kv_heads)``.
     key_cache, value_cache : Tensor
-        ``[num_blocks, block_size, num_kv_heads, head_dim]``, query's dtype; value_cache may have another
-        head_dim. Any strides but a dense last dimension: every common layout is read in place.
+        ``[num_blocks, block_size, num_kv_heads, head_dim]``, query's dtype; value_cache may have
+        another head_dim. Any strides but a dense last dimension: every common layout is read in
+        place.
     block_tables : Tensor
-        ``[batch, max_blocks_per_seq]`` int32: the ids of each sequence's blocks, in order. Entries that
-        no query token needs may hold anything.
+        ``[batch, max_blocks_per_seq]`` int32: the ids of each sequence's blocks, in order. Entries
+        that no query token needs may hold anything.
     seq_lens : Tensor
         ``[batch]`` int32: tokens in the cache per sequence, those of this call included. What lies
         beyond is never looked at.
@@ -66,7 +67,8 @@ def attention(
     alibi_slopes : Tensor, optional
         ``[num_heads]`` float32: adds ``slope * (key position - query position)``.
     sinks : Tensor, optional
-        ``[num_heads]`` float32: one more logit in each softmax's denominator, not scaled, not capped.
+        ``[num_heads]`` float32: one more logit in each softmax's denominator, not scaled, not
+        capped.
     key_scale, value_scale : Tensor, optional
         For quantised caches, which are not supported yet: must be None.
     out : Tensor, optional
@@ -75,7 +77,8 @@ def attention(
     Returns
     -------
     Tensor
-        ``[num_tokens, num_heads, head_dim of value_cache]``, query's dtype. A row that sees no key is 0.
+        ``[num_tokens, num_heads, head_dim of value_cache]``, query's dtype. A row that sees no key
+        is 0.
 
     Raises
     ------
@@ -91,9 +94,9 @@ def attention(
 
     Notes
     -----
-    Softmax and sums are in float32. The bits of an output row depend on its query, on what it sees and on
-    the options; not on the rest of the batch, the number of threads, the block size or the placement of
-    blocks. PagedAttention: Kwon et al., arXiv 2309.06180.
+    Softmax and sums are in float32. The bits of an output row depend on its query, on what it sees
+    and on the options; not on the rest of the batch, the number of threads, the block size or the
+    placement of blocks. PagedAttention: Kwon et al., arXiv 2309.06180.
 
     Examples
     --------
@@ -152,8 +155,8 @@ def attention_with_lse(
     output : Tensor
         ``[num_tokens, num_heads, head_dim of value_cache]``, query's dtype.
     lse : Tensor
-        ``[num_tokens, num_heads]`` float32: the natural logarithm of the whole denominator, the sink
-        included. A row that sees no key has -inf, or its sink where there is one.
+        ``[num_tokens, num_heads]`` float32: the natural logarithm of the whole denominator, the
+        sink included. A row that sees no key has -inf, or its sink where there is one.
 
     Raises
     ------
@@ -168,8 +171,11 @@ def attention_with_lse(
     --------
     >>> import torch, paged_ops
     >>> pool = torch.zeros(4, 2, 16, 1, 8)
-    >>> tables, lens = torch.tensor([[3]], dtype=torch.int32), torch.tensor([4], dtype=torch.int32)
-    >>> _, lse = paged_ops.attention_with_lse(torch.ones(1, 1, 8), pool[:, 0], pool[:, 1], tables, lens)
+    >>> block_tables = torch.tensor([[3]], dtype=torch.int32)
+    >>> seq_lens = torch.tensor([4], dtype=torch.int32)
+    >>> _, lse = paged_ops.attention_with_lse(
+    ...     torch.ones(1, 1, 8), pool[:, 0], pool[:, 1], block_tables, seq_lens
+    ... )
     >>> round(lse.exp().item(), 4)  # four keys of score 0
     4.0
     """
@@ -210,10 +216,11 @@ def write_kv(
         ``[num_tokens, num_kv_heads, head_dim]``, the caches' dtype and head_dim. They must share no
         memory with the caches.
     key_cache, value_cache : Tensor
-        ``[num_blocks, block_size, num_kv_heads, head_dim]``; written in place, whatever their strides.
+        ``[num_blocks, block_size, num_kv_heads, head_dim]``; written in place, whatever their
+        strides.
     slot_mapping : Tensor
-        ``[num_tokens]`` int64 or int32: slot = block * block_size + offset. -1 writes nothing. Of a slot
-        given twice the last row stays, whole.
+        ``[num_tokens]`` int64 or int32: slot = block * block_size + offset. -1 writes nothing. Of a
+        slot given twice the last row stays, whole.
     key_scale, value_scale : Tensor, optional
         For quantised caches, which are not supported yet: must be None.
 
@@ -338,7 +345,8 @@ def gather_kv(
     seq_lens : Tensor
         ``[batch]`` int32.
     num_tokens : int, optional
-        The sum of seq_lens, where the caller knows it: a compiled graph then knows the result's size.
+        The sum of seq_lens, where the caller knows it: a compiled graph then knows the result's
+        size.
     key_scale, value_scale : Tensor, optional
         For quantised caches, which are not supported yet: must be None.
 
@@ -356,8 +364,9 @@ def gather_kv(
     --------
     >>> import torch, paged_ops
     >>> pool = torch.randn(4, 2, 16, 2, 8)
-    >>> tables, lens = torch.tensor([[3, 1]], dtype=torch.int32), torch.tensor([17], dtype=torch.int32)
-    >>> key, value = paged_ops.gather_kv(pool[:, 0], pool[:, 1], tables, lens)
+    >>> block_tables = torch.tensor([[3, 1]], dtype=torch.int32)
+    >>> seq_lens = torch.tensor([17], dtype=torch.int32)
+    >>> key, value = paged_ops.gather_kv(pool[:, 0], pool[:, 1], block_tables, seq_lens)
     >>> key.shape, torch.equal(key[16], pool[1, 0, 0])
     (torch.Size([17, 2, 8]), True)
     """

@@ -1,9 +1,9 @@
-// Validates the arguments of each op and fills its params struct. Nothing is computed or written before
-// every check of a call has passed.
+// Validates the arguments of each op and fills its params struct. Nothing is computed or written
+// before every check of a call has passed.
 //
-// A refusal is a std::runtime_error (RuntimeError in Python) that names the op, the argument, its value
-// and what was expected. paged_ops/_ops.py refuses the same shapes, dtypes and options in the same words
-// for fake tensors.
+// A refusal is a std::runtime_error (RuntimeError in Python) that names the op, the argument, its
+// value and what was expected. paged_ops/_ops.py refuses the same shapes, dtypes and options in the
+// same words for fake tensors.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -99,7 +99,8 @@ class Checks {
   }
 
   void at_least_one(const Argument& arg, int64_t dim, const char* what) const {
-    if (arg.size(dim) < 1) refuse(arg.name, ".shape[", dim, "] (", what, ") is 0, expected 1 or more");
+    if (arg.size(dim) < 1)
+      refuse(arg.name, ".shape[", dim, "] (", what, ") is 0, expected 1 or more");
   }
 
   void dtype(const Argument& arg, ScalarType expected, const char* why = "") const {
@@ -125,14 +126,16 @@ class Checks {
 
   void same_device(const Argument& arg, const Argument& like) const {
     if (arg.tensor.device() != like.tensor.device()) {
-      refuse(arg.name, " is on ", device_name(arg), ", expected ", device_name(like), " like ", like.name);
+      refuse(arg.name, " is on ", device_name(arg), ", expected ", device_name(like), " like ",
+             like.name);
     }
   }
 
   void dense_last(const Argument& arg) const {
     const int64_t last = arg.rank() - 1;
     if (arg.stride(last) != 1 && arg.size(last) > 1) {
-      refuse(arg.name, ".stride(", last, ") is ", arg.stride(last), ", expected 1: the last dimension must be dense");
+      refuse(arg.name, ".stride(", last, ") is ", arg.stride(last),
+             ", expected 1: the last dimension must be dense");
     }
   }
 
@@ -140,7 +143,8 @@ class Checks {
   void no_expanded_dimension(const Argument& arg) const {
     for (int64_t dim = 0; dim < arg.rank(); ++dim) {
       if (arg.stride(dim) == 0 && arg.size(dim) > 1) {
-        refuse(arg.name, ".stride(", dim, ") is 0 (an expanded dimension), expected a tensor that can be written");
+        refuse(arg.name, ".stride(", dim,
+               ") is 0 (an expanded dimension), expected a tensor that can be written");
       }
     }
   }
@@ -149,7 +153,8 @@ class Checks {
     const auto [written_begin, written_end] = extent(written);
     const auto [read_begin, read_end] = extent(read);
     if (written_begin < read_end && read_begin < written_end) {
-      refuse(read.name, " shares memory with ", written.name, ", which is written; expected separate tensors");
+      refuse(read.name, " shares memory with ", written.name,
+             ", which is written; expected separate tensors");
     }
   }
 
@@ -218,7 +223,8 @@ inline void check_quantised(const Checks& checks, const Argument& cache) {
     case ScalarType::Float8_e4m3fn:
     case ScalarType::Float8_e5m2:
       checks.refuse(cache.name, " is ", dtype_name(cache.dtype),
-                    ", expected torch.float32, torch.float16 or torch.bfloat16: quantised caches are not supported yet");
+                    ", expected torch.float32, torch.float16 or torch.bfloat16: quantised caches "
+                    "are not supported yet");
     default:
       return;
   }
@@ -244,12 +250,12 @@ inline Pool check_pool(const Checks& checks, const Argument& key_cache, const Ar
   checks.size(value_cache, 2, key_cache.size(2), "num_kv_heads of key_cache");
   checks.absent("key_scale", key_scale);
   checks.absent("value_scale", value_scale);
-  return {checks.element(key_cache), key_cache.size(0),      key_cache.size(1), key_cache.size(2),
-          cache_of(key_cache),       cache_of(value_cache)};
+  return {checks.element(key_cache), key_cache.size(0),   key_cache.size(1),
+          key_cache.size(2),         cache_of(key_cache), cache_of(value_cache)};
 }
 
-// A one-dimensional tensor as a vector of its own, whatever its strides: what was checked is then what
-// is used, even if the caller changes the tensor meanwhile.
+// A one-dimensional tensor as a vector of its own, whatever its strides: what was checked is then
+// what is used, even if the caller changes the tensor meanwhile.
 template <class T, class Element = T>
 std::vector<T> copy_of(const Argument& arg) {
   std::vector<T> values(arg.size(0));
@@ -275,8 +281,9 @@ inline std::vector<int32_t> check_lengths(const Checks& checks, const Pool& pool
     const int64_t length = lengths[i];
     if (length < 0) checks.refuse("seq_lens[", i, "] is ", length, ", expected 0 or more");
     if (length > 0 && (length - 1) / pool.block_size >= columns) {
-      checks.refuse("seq_lens[", i, "] is ", length, ", expected at most ", columns * pool.block_size,
-                    ": block_tables has ", columns, " blocks of ", pool.block_size, " tokens in a row");
+      checks.refuse("seq_lens[", i, "] is ", length, ", expected at most ",
+                    columns * pool.block_size, ": block_tables has ", columns, " blocks of ",
+                    pool.block_size, " tokens in a row");
     }
   }
   return lengths;
@@ -301,7 +308,8 @@ inline void check_block_ids(const Checks& checks, const Pool& pool, const BlockT
 }
 
 // query_start_loc, or one query token per sequence where it is None.
-inline std::vector<int32_t> check_query_start_loc(const Checks& checks, const OptionalTensor& tensor,
+inline std::vector<int32_t> check_query_start_loc(const Checks& checks,
+                                                  const OptionalTensor& tensor,
                                                   const Argument& query, int64_t batch) {
   const int64_t num_tokens = query.size(0);
   if (!tensor.has_value()) {
@@ -361,7 +369,8 @@ inline void check_scalars(const Checks& checks, const AttentionOptions& options,
                           AttentionParams& params) {
   const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim)));
   params.scale = static_cast<float>(scale);
-  if (!std::isfinite(params.scale)) checks.refuse("scale is ", scale, ", expected a finite float32");
+  if (!std::isfinite(params.scale))
+    checks.refuse("scale is ", scale, ", expected a finite float32");
   params.softcap = static_cast<float>(options.softcap);
   if (!(params.softcap >= 0.0f) || !std::isfinite(params.softcap)) {
     checks.refuse("softcap is ", options.softcap, ", expected a finite float32, 0 (off) or more");
@@ -400,8 +409,10 @@ inline void check_query(const Checks& checks, const Argument& query, const Pool&
 
 // Everything but where the output goes.
 inline AttentionCall check_attention(const Checks& checks, const Tensor& query_tensor,
-                                     const Tensor& key_cache_tensor, const Tensor& value_cache_tensor,
-                                     const Tensor& block_tables_tensor, const Tensor& seq_lens_tensor,
+                                     const Tensor& key_cache_tensor,
+                                     const Tensor& value_cache_tensor,
+                                     const Tensor& block_tables_tensor,
+                                     const Tensor& seq_lens_tensor,
                                      const OptionalTensor& query_start_loc,
                                      const AttentionOptions& options) {
   const Argument query("query", query_tensor);
@@ -414,7 +425,8 @@ inline AttentionCall check_attention(const Checks& checks, const Tensor& query_t
   checks.dense_last(query);
   AttentionCall call;
   AttentionParams& params = call.params;
-  params.pool = check_pool(checks, key_cache, value_cache, query, options.key_scale, options.value_scale);
+  params.pool =
+      check_pool(checks, key_cache, value_cache, query, options.key_scale, options.value_scale);
   check_query(checks, query, params.pool);
   check_scalars(checks, options, query.size(2), params);
   call.alibi_slopes = check_per_head(checks, "alibi_slopes", options.alibi_slopes, query);
@@ -444,8 +456,8 @@ inline AttentionCall check_attention(const Checks& checks, const Tensor& query_t
 
 // The out argument of attention.out.
 inline Rows check_out(const Checks& checks, const Tensor& out_tensor, const Tensor& query_tensor,
-                      const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_tables,
-                      const AttentionParams& params) {
+                      const Tensor& key_cache, const Tensor& value_cache,
+                      const Tensor& block_tables, const AttentionParams& params) {
   const Argument out("out", out_tensor);
   const Argument query("query", query_tensor);
   checks.rank(out, 3, "[num_tokens, num_heads, head_dim_v]");
@@ -490,8 +502,10 @@ inline void check_new_rows(const Checks& checks, const Argument& rows, const Arg
 
 inline WriteKvCall check_write_kv(const Checks& checks, const Tensor& key_tensor,
                                   const Tensor& value_tensor, const Tensor& key_cache_tensor,
-                                  const Tensor& value_cache_tensor, const Tensor& slot_mapping_tensor,
-                                  const OptionalTensor& key_scale, const OptionalTensor& value_scale) {
+                                  const Tensor& value_cache_tensor,
+                                  const Tensor& slot_mapping_tensor,
+                                  const OptionalTensor& key_scale,
+                                  const OptionalTensor& value_scale) {
   const Argument key("key", key_tensor);
   const Argument value("value", value_tensor);
   const Argument key_cache("key_cache", key_cache_tensor);
@@ -515,14 +529,15 @@ inline WriteKvCall check_write_kv(const Checks& checks, const Tensor& key_tensor
     checks.no_shared_memory(*cache, key);
     checks.no_shared_memory(*cache, value);
   }
-  call.slot_mapping = slot_mapping.dtype == ScalarType::Int ? copy_of<int64_t, int32_t>(slot_mapping)
-                                                            : copy_of<int64_t>(slot_mapping);
+  call.slot_mapping = slot_mapping.dtype == ScalarType::Int
+                          ? copy_of<int64_t, int32_t>(slot_mapping)
+                          : copy_of<int64_t>(slot_mapping);
   for (size_t i = 0; i < call.slot_mapping.size(); ++i) {
     const int64_t slot = call.slot_mapping[i];
     if (slot < -1 || (slot >= 0 && slot / pool.block_size >= pool.num_blocks)) {
       checks.refuse("slot_mapping[", i, "] is ", slot, ", expected -1 (write nothing) or 0 to ",
-                    pool.num_blocks * pool.block_size - 1, ": the pool has ", pool.num_blocks, " blocks of ",
-                    pool.block_size, " tokens");
+                    pool.num_blocks * pool.block_size - 1, ": the pool has ", pool.num_blocks,
+                    " blocks of ", pool.block_size, " tokens");
     }
   }
   pool.key = written_cache_of(key_cache);
@@ -551,7 +566,8 @@ inline std::vector<int64_t> pairs_of(const Argument& block_mapping) {
   return pairs;
 }
 
-inline void check_block_pairs(const Checks& checks, const Pool& pool, const std::vector<int64_t>& pairs) {
+inline void check_block_pairs(const Checks& checks, const Pool& pool,
+                              const std::vector<int64_t>& pairs) {
   std::vector<int64_t> destinations;
   for (size_t i = 0; i < pairs.size(); ++i) {
     if (pairs[i] < 0 || pairs[i] >= pool.num_blocks) {
@@ -563,7 +579,8 @@ inline void check_block_pairs(const Checks& checks, const Pool& pool, const std:
   std::sort(destinations.begin(), destinations.end());
   const auto twice = std::adjacent_find(destinations.begin(), destinations.end());
   if (twice != destinations.end()) {
-    checks.refuse("block_mapping has destination ", *twice, " more than once, expected distinct destinations");
+    checks.refuse("block_mapping has destination ", *twice,
+                  " more than once, expected distinct destinations");
   }
 }
 
@@ -596,9 +613,12 @@ struct GatherKvCall {
 };
 
 inline GatherKvCall check_gather_kv(const Checks& checks, const Tensor& key_cache_tensor,
-                                    const Tensor& value_cache_tensor, const Tensor& block_tables_tensor,
-                                    const Tensor& seq_lens_tensor, std::optional<int64_t> num_tokens,
-                                    const OptionalTensor& key_scale, const OptionalTensor& value_scale) {
+                                    const Tensor& value_cache_tensor,
+                                    const Tensor& block_tables_tensor,
+                                    const Tensor& seq_lens_tensor,
+                                    std::optional<int64_t> num_tokens,
+                                    const OptionalTensor& key_scale,
+                                    const OptionalTensor& value_scale) {
   const Argument key_cache("key_cache", key_cache_tensor);
   const Argument value_cache("value_cache", value_cache_tensor);
   const Argument block_tables("block_tables", block_tables_tensor);
@@ -616,7 +636,8 @@ inline GatherKvCall check_gather_kv(const Checks& checks, const Tensor& key_cach
     check_block_ids(checks, params.pool, params.block_tables, i, {0, params.seq_lens[i]});
   }
   if (num_tokens.has_value() && *num_tokens != call.num_tokens) {
-    checks.refuse("num_tokens is ", *num_tokens, ", expected ", call.num_tokens, ": the sum of seq_lens");
+    checks.refuse("num_tokens is ", *num_tokens, ", expected ", call.num_tokens,
+                  ": the sum of seq_lens");
   }
   return call;
 }
@@ -634,7 +655,8 @@ inline MergeStatesParams check_merge_states(const Checks& checks, const Tensor& 
     checks.rank(*out, 3, "[num_tokens, num_heads, head_dim_v]");
     checks.same_device(*out, out_a);
     checks.dense_last(*out);
-    for (int64_t dim = 0; dim < 3; ++dim) checks.size(*out, dim, out_a.size(dim), "the shape of out_a");
+    for (int64_t dim = 0; dim < 3; ++dim)
+      checks.size(*out, dim, out_a.size(dim), "the shape of out_a");
   }
   for (const Argument* lse : {&lse_a, &lse_b}) {
     checks.rank(*lse, 2, "[num_tokens, num_heads]");

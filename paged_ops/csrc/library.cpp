@@ -1,7 +1,8 @@
-// The schemas of torch.ops.paged and their registration for the CPU: the only CPU file that knows torch.
+// The schemas of torch.ops.paged and their registration for the CPU: the only CPU file that knows
+// torch.
 //
-// Each op is: check, fill params, call. What torch must know besides (fake functions, the autograd rule,
-// attention.out's schema) is in paged_ops/_ops.py.
+// Each op is: check, fill params, call. What torch must know besides (fake functions, the autograd
+// rule, attention.out's schema) is in paged_ops/_ops.py.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -30,9 +31,10 @@ Tensor new_tensor(const Tensor& like, std::vector<int64_t> shape, ScalarType dty
 }
 
 Tensor attention(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
-                 const Tensor& block_tables, const Tensor& seq_lens, const OptionalTensor& query_start_loc,
-                 std::optional<double> scale, bool causal, std::optional<int64_t> sliding_window,
-                 double softcap, const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
+                 const Tensor& block_tables, const Tensor& seq_lens,
+                 const OptionalTensor& query_start_loc, std::optional<double> scale, bool causal,
+                 std::optional<int64_t> sliding_window, double softcap,
+                 const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
                  const OptionalTensor& key_scale, const OptionalTensor& value_scale) {
   AttentionCall call = check_attention(
       Checks("attention"), query, key_cache, value_cache, block_tables, seq_lens, query_start_loc,
@@ -46,26 +48,30 @@ Tensor attention(const Tensor& query, const Tensor& key_cache, const Tensor& val
 
 Tensor attention_out(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
                      const Tensor& block_tables, const Tensor& seq_lens,
-                     const OptionalTensor& query_start_loc, std::optional<double> scale, bool causal,
-                     std::optional<int64_t> sliding_window, double softcap,
+                     const OptionalTensor& query_start_loc, std::optional<double> scale,
+                     bool causal, std::optional<int64_t> sliding_window, double softcap,
                      const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
-                     const OptionalTensor& key_scale, const OptionalTensor& value_scale, Tensor out) {
+                     const OptionalTensor& key_scale, const OptionalTensor& value_scale,
+                     Tensor out) {
   const Checks checks("attention");
   AttentionCall call = check_attention(
       checks, query, key_cache, value_cache, block_tables, seq_lens, query_start_loc,
       {scale, causal, sliding_window, softcap, alibi_slopes, sinks, key_scale, value_scale});
-  call.params.output = check_out(checks, out, query, key_cache, value_cache, block_tables, call.params);
+  call.params.output =
+      check_out(checks, out, query, key_cache, value_cache, block_tables, call.params);
   cpu::attention(call.params, thread_pool());
   return out;
 }
 
 std::tuple<Tensor, Tensor> attention_with_lse(
-    const Tensor& query, const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_tables,
-    const Tensor& seq_lens, const OptionalTensor& query_start_loc, std::optional<double> scale, bool causal,
-    std::optional<int64_t> sliding_window, double softcap, const OptionalTensor& alibi_slopes,
-    const OptionalTensor& sinks, const OptionalTensor& key_scale, const OptionalTensor& value_scale) {
+    const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+    const Tensor& block_tables, const Tensor& seq_lens, const OptionalTensor& query_start_loc,
+    std::optional<double> scale, bool causal, std::optional<int64_t> sliding_window, double softcap,
+    const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
+    const OptionalTensor& key_scale, const OptionalTensor& value_scale) {
   AttentionCall call = check_attention(
-      Checks("attention_with_lse"), query, key_cache, value_cache, block_tables, seq_lens, query_start_loc,
+      Checks("attention_with_lse"), query, key_cache, value_cache, block_tables, seq_lens,
+      query_start_loc,
       {scale, causal, sliding_window, softcap, alibi_slopes, sinks, key_scale, value_scale});
   Tensor output =
       new_tensor(query, {query.size(0), query.size(1), value_cache.size(3)}, query.scalar_type());
@@ -84,10 +90,11 @@ void write_kv(const Tensor& key, const Tensor& value, Tensor key_cache, Tensor v
   cpu::write_kv(call.params, thread_pool());
 }
 
-std::tuple<Tensor, Tensor> merge_states(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b,
-                                        const Tensor& lse_b) {
+std::tuple<Tensor, Tensor> merge_states(const Tensor& out_a, const Tensor& lse_a,
+                                        const Tensor& out_b, const Tensor& lse_b) {
   MergeStatesParams params = check_merge_states(Checks("merge_states"), out_a, lse_a, out_b, lse_b);
-  Tensor out = new_tensor(out_a, {params.num_tokens, params.num_heads, params.head_dim}, out_a.scalar_type());
+  Tensor out = new_tensor(out_a, {params.num_tokens, params.num_heads, params.head_dim},
+                          out_a.scalar_type());
   Tensor lse = new_tensor(out_a, {params.num_tokens, params.num_heads}, ScalarType::Float);
   params.out = written_rows_of(Argument("out", out));
   params.lse = static_cast<float*>(lse.mutable_data_ptr());
@@ -103,14 +110,17 @@ void copy_blocks(Tensor key_cache, Tensor value_cache, const Tensor& block_mappi
 
 std::tuple<Tensor, Tensor> gather_kv(const Tensor& key_cache, const Tensor& value_cache,
                                      const Tensor& block_tables, const Tensor& seq_lens,
-                                     std::optional<int64_t> num_tokens, const OptionalTensor& key_scale,
+                                     std::optional<int64_t> num_tokens,
+                                     const OptionalTensor& key_scale,
                                      const OptionalTensor& value_scale) {
-  GatherKvCall call = check_gather_kv(Checks("gather_kv"), key_cache, value_cache, block_tables, seq_lens,
-                                      num_tokens, key_scale, value_scale);
+  GatherKvCall call = check_gather_kv(Checks("gather_kv"), key_cache, value_cache, block_tables,
+                                      seq_lens, num_tokens, key_scale, value_scale);
   const Pool& pool = call.params.pool;
   const ScalarType dtype = key_cache.scalar_type();
-  Tensor key = new_tensor(key_cache, {call.num_tokens, pool.num_kv_heads, pool.key.head_dim}, dtype);
-  Tensor value = new_tensor(key_cache, {call.num_tokens, pool.num_kv_heads, pool.value.head_dim}, dtype);
+  Tensor key =
+      new_tensor(key_cache, {call.num_tokens, pool.num_kv_heads, pool.key.head_dim}, dtype);
+  Tensor value =
+      new_tensor(key_cache, {call.num_tokens, pool.num_kv_heads, pool.value.head_dim}, dtype);
   call.params.key = written_rows_of(Argument("key", key));
   call.params.value = written_rows_of(Argument("value", value));
   cpu::gather_kv(call.params, thread_pool());
@@ -124,10 +134,11 @@ std::string cpu_isa() { return cpu::selected_isa().name; }
 
 // Everything attention takes: one text, so that the forms of the op can't drift apart.
 // paged_ops/_ops.py reads attention's schema to define attention.out.
-#define PAGED_ATTENTION_ARGUMENTS                                                                  \
-  "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, "     \
-  "Tensor? query_start_loc=None, *, float? scale=None, bool causal=True, "                         \
-  "SymInt? sliding_window=None, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None, " \
+#define PAGED_ATTENTION_ARGUMENTS                                                              \
+  "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, " \
+  "Tensor? query_start_loc=None, *, float? scale=None, bool causal=True, "                     \
+  "SymInt? sliding_window=None, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? "        \
+  "sinks=None, "                                                                               \
   "Tensor? key_scale=None, Tensor? value_scale=None"
 
 STABLE_TORCH_LIBRARY(paged, m) {
@@ -137,7 +148,8 @@ STABLE_TORCH_LIBRARY(paged, m) {
       "write_kv(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
       "Tensor slot_mapping, *, Tensor(c!)? key_scale=None, Tensor(d!)? value_scale=None) -> ()");
   m.def(
-      "merge_states(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor out, Tensor lse)");
+      "merge_states(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor out, Tensor "
+      "lse)");
   m.def("copy_blocks(Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor block_mapping) -> ()");
   m.def(
       "gather_kv(Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, *, "

@@ -1,18 +1,23 @@
-// What every backend computes from: plain structs, no torch, filled by checks.h once all checks passed.
+// What every backend computes from: plain structs, no torch, filled by checks.h once all checks
+// passed.
 //
-// Strides count elements. Offsets are 64-bit everywhere: a pool is easily larger than 2^31 elements.
+// Strides count elements. Offsets are 64-bit everywhere: a pool is easily larger than 2^31
+// elements.
 #pragma once
 
 #include <cstdint>
 
-// Units compiled for one ISA must not export a function that another unit also has: see cpu/kernels.h.
+// Units compiled for one ISA must not export a function that another unit also has: see
+// cpu/kernels.h.
 #define PAGED_INLINE inline __attribute__((always_inline))
 
 namespace paged {
 
 enum class Dtype : int32_t { kFloat32, kFloat16, kBFloat16 };
 
-PAGED_INLINE constexpr int64_t element_size(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+PAGED_INLINE constexpr int64_t element_size(Dtype dtype) {
+  return dtype == Dtype::kFloat32 ? 4 : 2;
+}
 
 // One half of the pool, K or V: [num_blocks, block_size, num_kv_heads, head_dim], head_dim dense.
 struct Cache {

@@ -1,9 +1,9 @@
 // Cuts an attention call into tasks and runs them on the threads.
 //
-// A task is one row block against all the keys it sees, or against a few of their pieces where one row
-// block alone would keep the other threads waiting. Threads take tasks from a common list, so that
-// ragged batches balance. Which thread does what changes no bit: pieces are cut and folded the same way
-// in either case.
+// A task is one row block against all the keys it sees, or against a few of their pieces where one
+// row block alone would keep the other threads waiting. Threads take tasks from a common list, so
+// that ragged batches balance. Which thread does what changes no bit: pieces are cut and folded the
+// same way in either case.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -107,7 +107,8 @@ class Plan {
     whole->pieces = pieces;
     whole->states = allocate((pieces.end - pieces.begin) * state_bytes);
     for (int64_t begin = pieces.begin; begin < pieces.end; begin += pieces_per_task) {
-      tasks_.push_back({block, {begin, std::min(begin + pieces_per_task, pieces.end)}, whole.get()});
+      tasks_.push_back(
+          {block, {begin, std::min(begin + pieces_per_task, pieces.end)}, whole.get()});
       whole->tasks_left.fetch_add(1, std::memory_order_relaxed);
     }
     splits_.push_back(std::move(whole));

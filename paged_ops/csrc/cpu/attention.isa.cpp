@@ -1,12 +1,12 @@
 // Paged attention of one row block: walk the keys through the block table a tile at a time, score,
 // update the running softmax, add the weighted values.
+#include <math.h>
+
 #include "cpu/dot_products.h"
 #include "cpu/kernels.h"
 #include "cpu/row_block.h"
 #include "cpu/softmax.h"
 #include "cpu/weighted_sum.h"
-
-#include <math.h>
 
 namespace paged::cpu::PAGED_ISA {
 namespace {
@@ -65,18 +65,20 @@ PAGED_INLINE Scratch<T> scratch_at(const AttentionParams& params, void* memory) 
 }
 
 template <class T>
-void prepare_queries(const AttentionParams& params, const RowBlock& block, const Scratch<T>& scratch) {
+void prepare_queries(const AttentionParams& params, const RowBlock& block,
+                     const Scratch<T>& scratch) {
   const int64_t head_dim = params.pool.key.head_dim;
   const T* query = static_cast<const T*>(params.query.data);
   for (int64_t r = 0; r < block.num_rows; ++r) {
     const QueryRow row = query_row(params, block, r);
-    const T* from = query + row.token * params.query.token_stride + row.head * params.query.head_stride;
+    const T* from =
+        query + row.token * params.query.token_stride + row.head * params.query.head_stride;
     Products<T>::prepare(from, head_dim, scratch.queries + r * prepared_stride<T>(head_dim));
   }
 }
 
-// Where the keys and values of one tile lie. Only [first, last) of the tile is filled; past it, kDots
-// entries repeat the last key, so that dot_products may read them.
+// Where the keys and values of one tile lie. Only [first, last) of the tile is filled; past it,
+// kDots entries repeat the last key, so that dot_products may read them.
 template <class T>
 struct Tile {
   const T* keys[kTile + kDots];
@@ -88,7 +90,8 @@ PAGED_INLINE void walk(const AttentionParams& params, const RowBlock& block, int
                        int64_t first, int64_t last, Tile<T>& tile) {
   const Pool& pool = params.pool;
   const T* key_head = static_cast<const T*>(pool.key.data) + block.kv_head * pool.key.head_stride;
-  const T* value_head = static_cast<const T*>(pool.value.data) + block.kv_head * pool.value.head_stride;
+  const T* value_head =
+      static_cast<const T*>(pool.value.data) + block.kv_head * pool.value.head_stride;
   int64_t column = (tile_begin + first) / pool.block_size;
   int64_t offset = (tile_begin + first) % pool.block_size;
   for (int64_t i = first; i < last; ++column, offset = 0) {
@@ -103,14 +106,15 @@ PAGED_INLINE void walk(const AttentionParams& params, const RowBlock& block, int
   for (int64_t i = 0; i < kDots; ++i) tile.keys[last + i] = tile.keys[last - 1];
 }
 
-PAGED_INLINE ScoreRule score_rule(const AttentionParams& params, const QueryRow& row, int64_t tile_begin) {
+PAGED_INLINE ScoreRule score_rule(const AttentionParams& params, const QueryRow& row,
+                                  int64_t tile_begin) {
   const float slope = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[row.head];
   return {params.scale, params.softcap, slope, static_cast<float>(tile_begin - row.position)};
 }
 
 // The part of a tile that a row sees, in keys from the tile's begin; may be empty.
-PAGED_INLINE Visible visible_in_tile(const AttentionParams& params, const RowBlock& block, int64_t position,
-                                     int64_t tile_begin) {
+PAGED_INLINE Visible visible_in_tile(const AttentionParams& params, const RowBlock& block,
+                                     int64_t position, int64_t tile_begin) {
   Visible keys = visible(params, params.seq_lens[block.sequence], position);
   keys.first = keys.first > tile_begin ? keys.first - tile_begin : 0;
   keys.last = keys.last < tile_begin + kTile ? keys.last - tile_begin : kTile;
@@ -118,9 +122,9 @@ PAGED_INLINE Visible visible_in_tile(const AttentionParams& params, const RowBlo
   return keys;
 }
 
-// Adds the weighted values of rows [begin, end), whose ranges of keys are given. Rows with one range
-// share the reads of the values. A value outside a row's range is never multiplied, not even by 0: it
-// may be NaN.
+// Adds the weighted values of rows [begin, end), whose ranges of keys are given. Rows with one
+// range share the reads of the values. A value outside a row's range is never multiplied, not even
+// by 0: it may be NaN.
 template <class T>
 void add_values(const AttentionParams& params, const Tile<T>& tile, const Visible* ranges,
                 int64_t num_rows, const Scratch<T>& scratch, const State& state) {
@@ -130,8 +134,9 @@ void add_values(const AttentionParams& params, const Tile<T>& tile, const Visibl
            ranges[end].last == ranges[begin].last) {
       ++end;
     }
-    const WeightedSum<T> sum = {scratch.scores, kScoreStride,     tile.values,     ranges[begin].first,
-                                ranges[begin].last, state.acc, state.acc_stride};
+    const WeightedSum<T> sum = {scratch.scores,      kScoreStride,       tile.values,
+                                ranges[begin].first, ranges[begin].last, state.acc,
+                                state.acc_stride};
     if (ranges[begin].first < ranges[begin].last) {
       weighted_sum(sum, begin, end, params.pool.value.head_dim);
     }
@@ -141,8 +146,8 @@ void add_values(const AttentionParams& params, const Tile<T>& tile, const Visibl
 
 // Attends all rows to the keys [first, last) of the tile that begins at key tile_begin.
 template <class T>
-void attend_tile(const AttentionParams& params, const RowBlock& block, int64_t tile_begin, int64_t first,
-                 int64_t last, const Scratch<T>& scratch, const State& state) {
+void attend_tile(const AttentionParams& params, const RowBlock& block, int64_t tile_begin,
+                 int64_t first, int64_t last, const Scratch<T>& scratch, const State& state) {
   Tile<T> tile;
   walk(params, block, tile_begin, first, last, tile);
   dot_products<T>(scratch.queries, block.num_rows, tile.keys + first, last - first,
@@ -162,8 +167,8 @@ void attend_tile(const AttentionParams& params, const RowBlock& block, int64_t t
 
 // The state of the row block over one piece of its keys.
 template <class T>
-void attend_piece(const AttentionParams& params, const RowBlock& block, const Visible& keys, int64_t piece,
-                  const Scratch<T>& scratch, const State& state) {
+void attend_piece(const AttentionParams& params, const RowBlock& block, const Visible& keys,
+                  int64_t piece, const Scratch<T>& scratch, const State& state) {
   clear(state, block.num_rows);
   const int64_t begin = keys.first > piece * kPiece ? keys.first : piece * kPiece;
   const int64_t end = keys.last < (piece + 1) * kPiece ? keys.last : (piece + 1) * kPiece;
@@ -200,7 +205,8 @@ void finish(const AttentionParams& params, const RowBlock& block, const State& s
     T* out = output + row.token * params.output.token_stride + row.head * params.output.head_stride;
     write_row(out, state.acc + r * state.acc_stride, params.pool.value.head_dim,
               sum == 0.0f ? 0.0f : keep / sum);
-    if (params.lse != nullptr) params.lse[row.token * params.num_heads + row.head] = max + logf(sum);
+    if (params.lse != nullptr)
+      params.lse[row.token * params.num_heads + row.head] = max + logf(sum);
   }
 }
 
@@ -234,7 +240,8 @@ void attend_block_pieces(const AttentionParams& params, const RowBlock& block, i
 }
 
 template <class T>
-void combine_block(const AttentionParams& params, const RowBlock& block, int64_t num_pieces, float* states) {
+void combine_block(const AttentionParams& params, const RowBlock& block, int64_t num_pieces,
+                   float* states) {
   const int64_t stride = accumulator_stride(params);
   const State total = state_at(states, stride);
   for (int64_t piece = 1; piece < num_pieces; ++piece) {
@@ -264,14 +271,16 @@ void attend_pieces(const AttentionParams& params, const RowBlock& block, int64_t
   });
 }
 
-void combine(const AttentionParams& params, const RowBlock& block, int64_t num_pieces, float* states) {
-  by_dtype(params.pool.dtype,
-           [&](auto element) { combine_block<decltype(element)>(params, block, num_pieces, states); });
+void combine(const AttentionParams& params, const RowBlock& block, int64_t num_pieces,
+             float* states) {
+  by_dtype(params.pool.dtype, [&](auto element) {
+    combine_block<decltype(element)>(params, block, num_pieces, states);
+  });
 }
 
 }  // namespace
 
-extern const AttentionKernels attention_kernels = {scratch_bytes, floats_per_state, attend, attend_pieces,
-                                                   combine};
+extern const AttentionKernels attention_kernels = {scratch_bytes, floats_per_state, attend,
+                                                   attend_pieces, combine};
 
 }  // namespace paged::cpu::PAGED_ISA

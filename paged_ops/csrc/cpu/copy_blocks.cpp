@@ -21,8 +21,7 @@ void for_each_vector(const Pool& pool, const Cache& cache, int64_t block, F f) {
 }
 
 void copy_half(const Pool& pool, const Cache& cache, int64_t source, int64_t destination) {
-  const int64_t shift =
-      (destination - source) * cache.block_stride * element_size(pool.dtype);
+  const int64_t shift = (destination - source) * cache.block_stride * element_size(pool.dtype);
   for_each_vector(pool, cache, source,
                   [&](char* vector, int64_t bytes) { std::memcpy(vector + shift, vector, bytes); });
 }
@@ -51,7 +50,8 @@ struct Copy {
 void copy_blocks(const CopyBlocksParams& params, const ThreadPool& threads) {
   const Pool& pool = params.pool;
   std::unordered_set<int64_t> destinations;
-  for (int64_t i = 0; i < params.num_copies; ++i) destinations.insert(params.block_mapping[2 * i + 1]);
+  for (int64_t i = 0; i < params.num_copies; ++i)
+    destinations.insert(params.block_mapping[2 * i + 1]);
   // A source that some copy overwrites is set aside first; the rest is copied straight.
   std::vector<Copy> staged;
   std::vector<Copy> direct;

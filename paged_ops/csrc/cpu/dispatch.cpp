@@ -21,8 +21,9 @@ struct Candidate {
 
 #define PAGED_ISA_TABLE(isa) {#isa, &isa::attention_kernels, &isa::merge_states_kernels}
 
-// Least capable first. What a variant may use is what its -march in setup.py says: x86-64-v3 and v4 are
-// the psABI's levels, tested here feature by feature because older compilers don't know the levels.
+// Least capable first. What a variant may use is what its -march in setup.py says: x86-64-v3 and v4
+// are the psABI's levels, tested here feature by feature because older compilers don't know the
+// levels.
 const Candidate kCandidates[] = {
     {PAGED_ISA_TABLE(generic), [] { return true; }},
 #ifdef PAGED_BUILD_AVX2
@@ -71,7 +72,8 @@ int highest_allowed() {
     if (std::strcmp(cap, kCandidates[i].isa.name) == 0) return i;
     built += (i == 0 ? "" : ", ") + std::string(kCandidates[i].isa.name);
   }
-  throw std::runtime_error("paged: PAGED_CPU_ISA is '" + std::string(cap) + "', expected one of " + built);
+  throw std::runtime_error("paged: PAGED_CPU_ISA is '" + std::string(cap) + "', expected one of " +
+                           built);
 }
 
 }  // namespace

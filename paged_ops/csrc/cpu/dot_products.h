@@ -1,7 +1,7 @@
 // Scores: the dot products of a few query rows with a few keys, read in place.
 //
-// A dot product is kept as kLanes partial sums over head_dim, which sum_each adds in a fixed order. So a
-// score has the same bits whichever rows and keys it is computed with.
+// A dot product is kept as kLanes partial sums over head_dim, which sum_each adds in a fixed order.
+// So a score has the same bits whichever rows and keys it is computed with.
 #pragma once
 
 #include "cpu/simd.h"
@@ -68,7 +68,8 @@ PAGED_INLINE void dot_block(const typename Products<T>::Query* queries, const T*
       const typename P::Operand key = P::key(keys[k] + d);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        acc[r * kKeys + k] = P::add(acc[r * kKeys + k], P::query(queries + r * query_stride + d), key);
+        acc[r * kKeys + k] =
+            P::add(acc[r * kKeys + k], P::query(queries + r * query_stride + d), key);
       }
     }
   }
@@ -78,7 +79,8 @@ PAGED_INLINE void dot_block(const typename Products<T>::Query* queries, const T*
       const typename P::Operand key = P::key_partial(keys[k] + d, head_dim - d);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        acc[r * kKeys + k] = P::add(acc[r * kKeys + k], P::query(queries + r * query_stride + d), key);
+        acc[r * kKeys + k] =
+            P::add(acc[r * kKeys + k], P::query(queries + r * query_stride + d), key);
       }
     }
   }
@@ -95,20 +97,21 @@ PAGED_INLINE void dot_block(const typename Products<T>::Query* queries, const T*
 
 template <class T, int kRows>
 PAGED_INLINE void dot_rows(const typename Products<T>::Query* queries, const T* const* keys,
-                           int64_t num_keys, int64_t head_dim, float* scores, int64_t score_stride) {
+                           int64_t num_keys, int64_t head_dim, float* scores,
+                           int64_t score_stride) {
   constexpr int kKeys = kDots / kRows;
   for (int64_t k = 0; k < num_keys; k += kKeys) {
     dot_block<T, kRows>(queries, keys + k, head_dim, scores + k, score_stride);
   }
 }
 
-// scores[r * score_stride + k] for num_rows rows and num_keys keys. Writes up to kDots - 1 scores of no
-// meaning past num_keys in each row, and reads as many pointers past keys[num_keys - 1], which must be
-// readable keys too.
+// scores[r * score_stride + k] for num_rows rows and num_keys keys. Writes up to kDots - 1 scores
+// of no meaning past num_keys in each row, and reads as many pointers past keys[num_keys - 1],
+// which must be readable keys too.
 template <class T>
 PAGED_INLINE void dot_products(const typename Products<T>::Query* queries, int64_t num_rows,
-                               const T* const* keys, int64_t num_keys, int64_t head_dim, float* scores,
-                               int64_t score_stride) {
+                               const T* const* keys, int64_t num_keys, int64_t head_dim,
+                               float* scores, int64_t score_stride) {
   const int64_t query_stride = prepared_stride<T>(head_dim);
   int64_t r = 0;
   for (; r + 4 <= num_rows; r += 4) {

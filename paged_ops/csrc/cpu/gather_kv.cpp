@@ -7,8 +7,8 @@
 namespace paged::cpu {
 namespace {
 
-void gather_token(const Pool& pool, const Cache& cache, const Rows& rows, int64_t block, int64_t offset,
-                  int64_t token) {
+void gather_token(const Pool& pool, const Cache& cache, const Rows& rows, int64_t block,
+                  int64_t offset, int64_t token) {
   const int64_t element = element_size(pool.dtype);
   const int64_t bytes = cache.head_dim * element;
   for (int64_t head = 0; head < pool.num_kv_heads; ++head) {
@@ -21,7 +21,8 @@ void gather_token(const Pool& pool, const Cache& cache, const Rows& rows, int64_
 void gather_kv(const GatherKvParams& params, const ThreadPool& pool) {
   // first_token[i]: the row of the result where sequence i begins.
   std::vector<int64_t> first_token(params.batch + 1, 0);
-  for (int64_t i = 0; i < params.batch; ++i) first_token[i + 1] = first_token[i] + params.seq_lens[i];
+  for (int64_t i = 0; i < params.batch; ++i)
+    first_token[i + 1] = first_token[i] + params.seq_lens[i];
   const int64_t num_tokens = first_token[params.batch];
   const int64_t num_threads = pool.threads_for(num_tokens * token_bytes(params.pool));
   pool.for_each(num_threads, [&](int64_t thread) {

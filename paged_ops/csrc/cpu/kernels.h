@@ -1,10 +1,10 @@
 // The seam between the portable CPU code and the units compiled once per ISA.
 //
-// An .isa.cpp unit keeps everything in an anonymous namespace but for one constant table of function
-// pointers in paged::cpu::<isa>: a function with external linkage in two such units would be one symbol
-// to the linker, which could keep the copy whose instructions this machine lacks. For the same reason
-// these units include neither torch nor a standard container, and their inline helpers are
-// always_inline; tests/test_build.py looks at their symbols.
+// An .isa.cpp unit keeps everything in an anonymous namespace but for one constant table of
+// function pointers in paged::cpu::<isa>: a function with external linkage in two such units would
+// be one symbol to the linker, which could keep the copy whose instructions this machine lacks. For
+// the same reason these units include neither torch nor a standard container, and their inline
+// helpers are always_inline; tests/test_build.py looks at their symbols.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,11 @@
 
 namespace paged::cpu {
 
-// Every sequence of keys is cut at multiples of this many; each piece has a running softmax of its own,
-// and the pieces' states are folded in order. The length depends neither on the batch nor on the number
-// of threads, so the bits of a result don't either. The K and V of 512 keys (128 KB at head_dim 64 in
-// float16) outweigh one state (head_dim floats) by far, and a long sequence still feeds many threads.
+// Every sequence of keys is cut at multiples of this many; each piece has a running softmax of its
+// own, and the pieces' states are folded in order. The length depends neither on the batch nor on
+// the number of threads, so the bits of a result don't either. The K and V of 512 keys (128 KB at
+// head_dim 64 in float16) outweigh one state (head_dim floats) by far, and a long sequence still
+// feeds many threads.
 constexpr int64_t kPiece = 512;
 
 // Keys per step of the running softmax, whatever the block size.
@@ -26,8 +27,8 @@ constexpr int64_t kTile = 64;
 // accumulators of 32 rows (64 KB at head_dim 256) still fit an L2 cache.
 constexpr int64_t kMaxRows = 32;
 
-// A row block: up to kMaxRows consecutive rows of one sequence and one KV head. Rows are pairs (query
-// token, query head of the KV head's group), the head running fastest.
+// A row block: up to kMaxRows consecutive rows of one sequence and one KV head. Rows are pairs
+// (query token, query head of the KV head's group), the head running fastest.
 struct RowBlock {
   int64_t sequence;
   int64_t kv_head;
@@ -45,7 +46,8 @@ struct AttentionKernels {
   // Attends the row block to pieces [piece_begin, piece_end) and stores their states one by one.
   void (*attend_pieces)(const AttentionParams& params, const RowBlock& block, int64_t piece_begin,
                         int64_t piece_end, float* states, void* scratch);
-  // Folds `num_pieces` stored states in order, in place, and writes the output: the bits of attend().
+  // Folds `num_pieces` stored states in order, in place, and writes the output: the bits of
+  // attend().
   void (*combine)(const AttentionParams& params, const RowBlock& block, int64_t num_pieces,
                   float* states);
 };
@@ -55,9 +57,9 @@ struct MergeStatesKernels {
   void (*merge)(const MergeStatesParams& params, int64_t row_begin, int64_t row_end);
 };
 
-#define PAGED_DECLARE_ISA(isa)                         \
-  namespace isa {                                      \
-  extern const AttentionKernels attention_kernels;     \
+#define PAGED_DECLARE_ISA(isa)                          \
+  namespace isa {                                       \
+  extern const AttentionKernels attention_kernels;      \
   extern const MergeStatesKernels merge_states_kernels; \
   }
 PAGED_DECLARE_ISA(generic)

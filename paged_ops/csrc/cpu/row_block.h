@@ -30,12 +30,13 @@ PAGED_INLINE QueryRow query_row(const AttentionParams& params, const RowBlock& b
           params.seq_lens[block.sequence] - new_tokens + row / group};
 }
 
-// All keys that some row of the block sees. Both ends grow with the position, so the first and the last
-// row decide.
+// All keys that some row of the block sees. Both ends grow with the position, so the first and the
+// last row decide.
 PAGED_INLINE Visible block_visible(const AttentionParams& params, const RowBlock& block) {
   const int64_t seq_len = params.seq_lens[block.sequence];
   const Visible first = visible(params, seq_len, query_row(params, block, 0).position);
-  const Visible last = visible(params, seq_len, query_row(params, block, block.num_rows - 1).position);
+  const Visible last =
+      visible(params, seq_len, query_row(params, block, block.num_rows - 1).position);
   return {first.first, last.last};
 }
 

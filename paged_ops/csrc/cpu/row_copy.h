@@ -8,7 +8,8 @@
 namespace paged::cpu {
 
 inline char* at(const Rows& rows, int64_t token, int64_t head, int64_t element) {
-  return static_cast<char*>(rows.data) + (token * rows.token_stride + head * rows.head_stride) * element;
+  return static_cast<char*>(rows.data) +
+         (token * rows.token_stride + head * rows.head_stride) * element;
 }
 
 inline char* at(const Cache& cache, int64_t block, int64_t offset, int64_t head, int64_t element) {

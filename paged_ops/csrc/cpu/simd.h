@@ -2,17 +2,18 @@
 //
 // Each of simd/{generic,avx2,avx512,neon}.h defines, in the unit's anonymous namespace:
 //
-//   Vec, IntVec                   kLanes floats, kLanes int32; both take + - * / and comparisons, and
+//   Vec, IntVec                   kLanes floats, kLanes int32; both take + - * / and comparisons,
+//   and
 //                                 `mask ? a : b` selects by lane (GCC's vector extension)
 //   kDots                         independent sums that the registers hold beside their operands
-//   load(p), load_partial(p, n)   kLanes (the first n, then zeros) of float, Half or BFloat16, as floats
-//   store(p, x), store_partial    the reverse, rounded to nearest even
-//   broadcast(x), fma(a, b, c)    fma is fused where the ISA has it; a * b + c is never contracted
-//   sum_each(accs)                lane i is the sum of the lanes of accs[i], for kLanes vectors
-//   sum(x), max(x)                over the lanes of one vector
+//   load(p), load_partial(p, n)   kLanes (the first n, then zeros) of float, Half or BFloat16, as
+//   floats store(p, x), store_partial    the reverse, rounded to nearest even broadcast(x), fma(a,
+//   b, c)    fma is fused where the ISA has it; a * b + c is never contracted sum_each(accs) lane i
+//   is the sum of the lanes of accs[i], for kLanes vectors sum(x), max(x)                over the
+//   lanes of one vector
 //
-// sum_each adds in one fixed order for every vector, so a dot product has the same bits whichever other
-// dot products share the call.
+// sum_each adds in one fixed order for every vector, so a dot product has the same bits whichever
+// other dot products share the call.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,10 @@
-// The running ("online") softmax of one row, a tile of kTile keys at a time, and its foldable state.
+// The running ("online") softmax of one row, a tile of kTile keys at a time, and its foldable
+// state.
 //
 // Invariant: with m = max, l = sum and o = acc of a state over a set of keys,
 //   l = sum over keys of e^(score - m),  o = sum over keys of e^(score - m) * value.
-// The state of no keys is m = -inf, l = 0, o = 0. Milakov and Gimelshein, arXiv 1805.02867; the fold of
-// two states is that of FlashAttention, Dao et al., arXiv 2205.14135.
+// The state of no keys is m = -inf, l = 0, o = 0. Milakov and Gimelshein, arXiv 1805.02867; the
+// fold of two states is that of FlashAttention, Dao et al., arXiv 2205.14135.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -21,8 +22,8 @@ PAGED_INLINE IntVec lane_indices() {
   return lanes;
 }
 
-// The running state of kMaxRows rows over one stretch of keys: a view of kMaxRows * (2 + acc_stride)
-// floats.
+// The running state of kMaxRows rows over one stretch of keys: a view of kMaxRows * (2 +
+// acc_stride) floats.
 struct State {
   float* max;
   float* sum;
@@ -30,7 +31,9 @@ struct State {
   int64_t acc_stride;
 };
 
-PAGED_INLINE constexpr int64_t state_floats(int64_t acc_stride) { return kMaxRows * (2 + acc_stride); }
+PAGED_INLINE constexpr int64_t state_floats(int64_t acc_stride) {
+  return kMaxRows * (2 + acc_stride);
+}
 
 PAGED_INLINE State state_at(float* memory, int64_t acc_stride) {
   return {memory, memory + kMaxRows, memory + 2 * kMaxRows, acc_stride};
@@ -72,9 +75,9 @@ PAGED_INLINE Vec score(const ScoreRule& rule, Vec dot, IntVec key) {
   return s;
 }
 
-// Turns the dot products of a row with the keys of a tile into weights relative to the new maximum, in
-// place: 0 for keys outside [first, last), which must not be empty. Updates the row's max and sum, and
-// returns the factor by which its accumulator must shrink.
+// Turns the dot products of a row with the keys of a tile into weights relative to the new maximum,
+// in place: 0 for keys outside [first, last), which must not be empty. Updates the row's max and
+// sum, and returns the factor by which its accumulator must shrink.
 PAGED_INLINE float softmax_tile(float* scores, int64_t first, int64_t last, const ScoreRule& rule,
                                 float& running_max, float& running_sum) {
   const IntVec lanes = lane_indices();

@@ -23,8 +23,8 @@ struct ThreadPool {
         &f);
   }
 
-  // How many threads are worth waking for `bytes` of memory traffic: a thread takes some microseconds
-  // to wake, in which one thread moves about 64 KB.
+  // How many threads are worth waking for `bytes` of memory traffic: a thread takes some
+  // microseconds to wake, in which one thread moves about 64 KB.
   int64_t threads_for(int64_t bytes) const {
     constexpr int64_t kBytesPerThread = 64 * 1024;
     const int64_t useful = bytes / kBytesPerThread + 1;

@@ -1,7 +1,7 @@
 // Accumulators: acc[r] += sum over keys of weight[r][k] * value[k], values read in place.
 //
-// Each element of an accumulator adds its products key after key with fma, whatever the shape of the
-// block it is computed in, so its bits depend on nothing else.
+// Each element of an accumulator adds its products key after key with fma, whatever the shape of
+// the block it is computed in, so its bits depend on nothing else.
 #pragma once
 
 #include "cpu/simd.h"
@@ -28,7 +28,8 @@ PAGED_INLINE void sum_block(const WeightedSum<T>& sum, int64_t row, int64_t d) {
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-    for (int i = 0; i < kVecs; ++i) acc[r][i] = load(sum.acc + (row + r) * sum.acc_stride + d + i * kLanes);
+    for (int i = 0; i < kVecs; ++i)
+      acc[r][i] = load(sum.acc + (row + r) * sum.acc_stride + d + i * kLanes);
   }
   for (int64_t k = sum.key_begin; k < sum.key_end; ++k) {
     Vec value[kVecs];
@@ -44,7 +45,8 @@ PAGED_INLINE void sum_block(const WeightedSum<T>& sum, int64_t row, int64_t d) {
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-    for (int i = 0; i < kVecs; ++i) store(sum.acc + (row + r) * sum.acc_stride + d + i * kLanes, acc[r][i]);
+    for (int i = 0; i < kVecs; ++i)
+      store(sum.acc + (row + r) * sum.acc_stride + d + i * kLanes, acc[r][i]);
   }
 }
 
@@ -70,7 +72,8 @@ PAGED_INLINE void sum_rows(const WeightedSum<T>& sum, int64_t row, int64_t head_
   // As many accumulators as dot products fit the registers beside their operands.
   constexpr int kVecs = kRows == 1 ? 8 : (kDots >= 16 ? 16 : 8) / kRows;
   int64_t d = 0;
-  for (; d + kVecs * kLanes <= head_dim; d += kVecs * kLanes) sum_block<T, kRows, kVecs>(sum, row, d);
+  for (; d + kVecs * kLanes <= head_dim; d += kVecs * kLanes)
+    sum_block<T, kRows, kVecs>(sum, row, d);
   for (; d + kLanes <= head_dim; d += kLanes) sum_block<T, kRows, 1>(sum, row, d);
   if (d < head_dim) sum_tail<T, kRows>(sum, row, d, head_dim - d);
 }

@@ -5,7 +5,8 @@
 namespace paged::cpu {
 namespace {
 
-void write_token(const Pool& pool, const Cache& cache, const Rows& rows, int64_t token, int64_t slot) {
+void write_token(const Pool& pool, const Cache& cache, const Rows& rows, int64_t token,
+                 int64_t slot) {
   const int64_t element = element_size(pool.dtype);
   const int64_t bytes = cache.head_dim * element;
   for (int64_t head = 0; head < pool.num_kv_heads; ++head) {
@@ -17,8 +18,8 @@ void write_token(const Pool& pool, const Cache& cache, const Rows& rows, int64_t
 }  // namespace
 
 void write_kv(const WriteKvParams& params, const ThreadPool& pool) {
-  // Slots, not tokens, are dealt to the threads, a few neighbours at a time: a slot given twice is then
-  // written by one thread in order, so the last row wins, whole.
+  // Slots, not tokens, are dealt to the threads, a few neighbours at a time: a slot given twice is
+  // then written by one thread in order, so the last row wins, whole.
   constexpr int64_t kNeighbours = 8;
   const int64_t num_threads = pool.threads_for(params.num_tokens * token_bytes(params.pool));
   pool.for_each(num_threads, [&](int64_t thread) {

@@ -46,8 +46,10 @@ PAGED_INLINE float max(Vec x) {
 
 // Halves three times: the vectors pairwise within 128-bit halves, then the halves.
 PAGED_INLINE Vec sum_each(const Vec (&accs)[kLanes]) {
-  const Vec low = _mm256_hadd_ps(_mm256_hadd_ps(accs[0], accs[1]), _mm256_hadd_ps(accs[2], accs[3]));
-  const Vec high = _mm256_hadd_ps(_mm256_hadd_ps(accs[4], accs[5]), _mm256_hadd_ps(accs[6], accs[7]));
+  const Vec low =
+      _mm256_hadd_ps(_mm256_hadd_ps(accs[0], accs[1]), _mm256_hadd_ps(accs[2], accs[3]));
+  const Vec high =
+      _mm256_hadd_ps(_mm256_hadd_ps(accs[4], accs[5]), _mm256_hadd_ps(accs[6], accs[7]));
   return _mm256_permute2f128_ps(low, high, 0x20) + _mm256_permute2f128_ps(low, high, 0x31);
 }
 

@@ -41,11 +41,10 @@ PAGED_INLINE __m256i narrow(Vec x, BFloat16) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i high = _mm512_srli_epi32(bits, 16);
   const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
-  const __m512i rounded =
-      _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  const __m512i rounded = _mm512_srli_epi32(
+      _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
   const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  return _mm512_cvtepi32_epi16(
-      _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40)));
+  return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40)));
 }
 
 PAGED_INLINE void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
@@ -74,7 +73,8 @@ PAGED_INLINE Vec sum_each(const Vec (&accs)[kLanes]) {
   for (int i = 0; i < 4; ++i) {
     const __m512d a = _mm512_castps_pd(pairs[2 * i]);
     const __m512d b = _mm512_castps_pd(pairs[2 * i + 1]);
-    fours[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)) + _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+    fours[i] =
+        _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)) + _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
   }
   // fours[i] holds, in each of its quarters, a partial sum of accs[4 * i] to accs[4 * i + 3].
   const Vec low = _mm512_shuffle_f32x4(fours[0], fours[1], 0x88) +

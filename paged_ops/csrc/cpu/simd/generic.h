@@ -24,15 +24,16 @@ PAGED_INLINE float to_float(Half x) {
   return sign != 0 ? -subnormal : subnormal;
 }
 
-// float32 to float16, to nearest even. Adding a power of two whose last place is the last place of the
-// result rounds in the floating-point unit.
+// float32 to float16, to nearest even. Adding a power of two whose last place is the last place of
+// the result rounds in the floating-point unit.
 PAGED_INLINE Half to_half(float value) {
   const uint32_t bits = as_bits(value);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000);
   const uint32_t magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return {static_cast<uint16_t>(sign | 0x7e00)};
-  if (magnitude >= 0x477ff000) return {static_cast<uint16_t>(sign | 0x7c00)};  // rounds to 65536 or more
-  if (magnitude < 0x38800000) {  // below 2^-14: a multiple of 2^-24
+  if (magnitude >= 0x477ff000)
+    return {static_cast<uint16_t>(sign | 0x7c00)};     // rounds to 65536 or more
+  if (magnitude < 0x38800000) {                        // below 2^-14: a multiple of 2^-24
     const float rounded = as_float(magnitude) + 0.5f;  // 0.5 has its last place at 2^-24
     return {static_cast<uint16_t>(sign | (as_bits(rounded) - 0x3f000000))};
   }
