@@ -1,0 +1,20 @@
+"""``python -m paged_ops.bench``: choose a benchmark."""
+
+from __future__ import annotations
+
+import argparse
+
+from paged_ops.bench import attention
+
+
+def main() -> None:
+    """Parse the command line and run the benchmark it names."""
+    parser = argparse.ArgumentParser(prog="python -m paged_ops.bench", description=__doc__)
+    benchmarks = parser.add_subparsers(required=True)
+    attention.add_parser(benchmarks)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

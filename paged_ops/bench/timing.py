@@ -1,0 +1,55 @@
+"""Interleaved timing: every candidate in turn, with the caches flushed before each call."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+# More than the last-level cache of the machines in reach; where it isn't, only the ratios of
+# memory-bound rows suffer.
+_FLUSH_BYTES = 512 * 2**20
+
+
+class Flusher:
+    """Evicts the caches by streaming through memory of its own."""
+
+    def __init__(self) -> None:
+        self._memory = torch.zeros(_FLUSH_BYTES // 4)
+
+    def __call__(self) -> None:
+        """Read and write every byte."""
+        self._memory.add_(1.0)
+
+
+def interleaved_medians(
+    candidates: Mapping[str, Callable[[], object]], samples: int, flush: Callable[[], None]
+) -> dict[str, float]:
+    """Time each candidate `samples` times, in rotation.
+
+    Parameters
+    ----------
+    candidates : mapping of str to callable
+        What to time. Each is called once before, unmeasured.
+    samples : int
+        Timed calls of each candidate.
+    flush : callable
+        Called before each timed call, outside the time.
+
+    Returns
+    -------
+    dict of str to float
+        Median seconds per call.
+    """
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for call in candidates.values():
+        call()
+    for _ in range(samples):
+        for name, call in candidates.items():
+            flush()
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}

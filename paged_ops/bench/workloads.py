@@ -1,0 +1,115 @@
+"""The workloads: shapes that serving meets, named as in docs/performance.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+HEAD_DIM = 128
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One attention call: who asks, over how much, in which dtype."""
+
+    name: str
+    description: str
+    seq_lens: tuple[int, ...]
+    query_lens: tuple[int, ...]
+    num_heads: int
+    num_kv_heads: int
+    dtype: torch.dtype
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V that the call must read once."""
+        element = torch.empty((), dtype=self.dtype).element_size()
+        return 2 * sum(self.seq_lens) * self.num_kv_heads * HEAD_DIM * element
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of both products under the causal mask."""
+        pairs = 0
+        for length, new in zip(self.seq_lens, self.query_lens, strict=True):
+            pairs += new * length - new * (new - 1) // 2
+        return 4 * pairs * self.num_heads * HEAD_DIM
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every sequence has one query token, so that reading memory is the limit."""
+        return max(self.query_lens) == 1
+
+
+def _ragged_lengths(batch: int) -> tuple[int, ...]:
+    """Lognormal lengths with a mean of about 700, the same in every run."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randn(batch, generator=generator).mul(0.8).add(6.2).exp()
+    return tuple(lengths.clamp(16, 4096).int().tolist())
+
+
+def _decode(
+    name: str, what: str, lens: tuple[int, ...], heads: tuple[int, int], dtype: torch.dtype
+) -> Workload:
+    return Workload(name, what, lens, (1,) * len(lens), *heads, dtype)
+
+
+_BF16, _F16, _F32 = torch.bfloat16, torch.float16, torch.float32
+_D1 = "decode, batch 16 x 2048, 32/32 heads"
+WORKLOADS = (
+    _decode("D0", "decode, 1 x 256, 32/8 heads", (256,), (32, 8), _BF16),
+    _decode("D1-bf16", _D1, (2048,) * 16, (32, 32), _BF16),
+    _decode("D1-fp16", _D1, (2048,) * 16, (32, 32), _F16),
+    _decode("D1-fp32", _D1, (2048,) * 16, (32, 32), _F32),
+    _decode("D2", "decode, batch 16 x 2048, 32/8 heads", (2048,) * 16, (32, 8), _BF16),
+    _decode("D3", "decode, 1 x 32768, 32/8 heads", (32768,), (32, 8), _BF16),
+    _decode("D4", "decode, batch 64, ragged, 32/8 heads", _ragged_lengths(64), (32, 8), _BF16),
+    Workload("P1-bf16", "prefill, 1 x 2048, 32/32 heads", (2048,), (2048,), 32, 32, _BF16),
+    Workload("P1-fp32", "prefill, 1 x 2048, 32/32 heads", (2048,), (2048,), 32, 32, _F32),
+    Workload("P2", "chunk of 512 on 4096, 32/8 heads", (4608,), (512,), 32, 8, _BF16),
+    Workload(
+        "M1",
+        "8 decodes x 2048 and a chunk of 256, 32/8 heads",
+        (2048,) * 9,
+        (1,) * 8 + (256,),
+        32,
+        8,
+        _BF16,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors of one call, and the same K and V as contiguous rows per sequence."""
+
+    workload: Workload
+    query: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_start_loc: Tensor
+
+
+def make_inputs(workload: Workload, block_size: int) -> Inputs:
+    """Return random tensors with the blocks of each sequence scattered over a head-major pool."""
+    blocks = [-(-length // block_size) for length in workload.seq_lens]
+    order = torch.randperm(sum(blocks)).to(torch.int32)
+    tables = torch.full((len(blocks), max(blocks)), -1, dtype=torch.int32)
+    for row, ids in zip(tables, order.split(blocks), strict=True):
+        row[: len(ids)] = ids
+    shape = (sum(blocks), 2, workload.num_kv_heads, block_size, HEAD_DIM)
+    pool = torch.empty(shape, dtype=workload.dtype).normal_()
+    starts = torch.tensor([0, *workload.query_lens], dtype=torch.int32).cumsum(0)
+    query = torch.randn(sum(workload.query_lens), workload.num_heads, HEAD_DIM)
+    return Inputs(
+        workload,
+        query.to(workload.dtype),
+        pool[:, 0].transpose(1, 2),
+        pool[:, 1].transpose(1, 2),
+        tables,
+        torch.tensor(workload.seq_lens, dtype=torch.int32),
+        starts.to(torch.int32),
+    )
