@@ -1,0 +1,342 @@
+"""The front door: one attention layer with its own pool and its own books."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import nn
+
+from paged_ops.batch import build_batch, checked_query_lens
+from paged_ops.block_manager import BlockManager, UnknownRequest, checked_int
+from paged_ops.functional import attention, write_kv
+from paged_ops.kv_cache import PagedKVCache
+
+FLOAT32_MAX = torch.finfo(torch.float32).max
+INT64_MAX = 2**63 - 1
+
+
+class PagedAttention(nn.Module):
+    """Attention over a paged cache that it owns: allocate, call, free.
+
+    A request has a length, the tokens that `forward` has written, and room, the tokens that its
+    blocks are held for. `allocate` makes room; `forward` writes tokens into it, making more room
+    where there is too little. `manager` counts room; `num_tokens` gives the length. Both objects
+    are there to be looked at; change what they hold through this class.
+
+    The bookkeeping is Python, so `forward` runs eagerly, and from one thread at a time. To compile
+    a model, use `PagedKVCache`, `BlockManager` and the ops.
+
+    Parameters
+    ----------
+    num_heads : int
+        Heads of the query, a multiple of `num_kv_heads`.
+    head_dim : int
+        Elements per head.
+    block_size : int
+        Tokens per block.
+    num_blocks : int
+        Blocks of the pool.
+    num_kv_heads : int, optional
+        Heads of key and value. None: `num_heads`.
+    dtype : torch.dtype
+        float32, float16 or bfloat16; of the pool and of all inputs.
+    device : torch.device or str, optional
+        Where the pool and all inputs lie. None: torch's default device.
+    layout : {"HND", "NHD"}
+        As `PagedKVCache`.
+    scale : float, optional
+        Factor of the scores. None: ``head_dim ** -0.5``.
+    sliding_window : int, optional
+        How many keys a query sees, its own included. None: all up to its own.
+    softcap : float
+        Scores become ``softcap * tanh(score / softcap)``; 0: they stay as they are.
+    alibi_slopes : torch.Tensor, optional
+        ``[num_heads]`` float32: ``slope * (key position - query position)`` is added to a score.
+    sinks : torch.Tensor, optional
+        ``[num_heads]`` float32: one more logit in each row's softmax, with no value.
+
+    Attributes
+    ----------
+    cache : PagedKVCache
+        The pool, of one layer.
+    manager : BlockManager
+        The books of the pool.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of its range or of the wrong kind.
+    MemoryError
+        The pool is larger than the memory available.
+
+    Examples
+    --------
+    >>> layer = PagedAttention(num_heads=4, head_dim=8, num_kv_heads=2, num_blocks=64)
+    >>> layer.allocate("a", 20)
+    >>> prompt = torch.randn(5, 4, 8), torch.randn(5, 2, 8), torch.randn(5, 2, 8)
+    >>> layer(*prompt, requests=["a"], query_lens=[5]).shape
+    torch.Size([5, 4, 8])
+    >>> token = torch.randn(1, 4, 8), torch.randn(1, 2, 8), torch.randn(1, 2, 8)
+    >>> layer(*token, requests=["a"]).shape
+    torch.Size([1, 4, 8])
+    >>> layer.num_tokens("a"), layer.manager.num_tokens("a")
+    (6, 20)
+    >>> layer.free("a")
+    """
+
+    alibi_slopes: torch.Tensor | None
+    sinks: torch.Tensor | None
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        block_size: int = 16,
+        num_blocks: int = 1024,
+        num_kv_heads: int | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        layout: str = "HND",
+        scale: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float = 0.0,
+        alibi_slopes: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads = checked_int("num_heads", num_heads, 1)
+        self.num_kv_heads = checked_int(
+            "num_kv_heads", num_heads if num_kv_heads is None else num_kv_heads, 1
+        )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads is {num_heads}, expected a multiple of num_kv_heads, {num_kv_heads}"
+            )
+        if scale is not None and not abs(scale) <= FLOAT32_MAX:
+            raise ValueError(f"scale is {scale}, expected a finite float32")
+        if not 0 <= softcap <= FLOAT32_MAX:
+            raise ValueError(f"softcap is {softcap}, expected a finite float32, 0 (off) or more")
+        if sliding_window is not None:
+            sliding_window = checked_int("sliding_window", sliding_window, 1, INT64_MAX)
+        self.scale = scale
+        self.sliding_window = sliding_window
+        self.softcap = softcap
+        self.cache = PagedKVCache(
+            1, num_blocks, block_size, self.num_kv_heads, head_dim, dtype, device, layout=layout
+        )
+        self.manager = BlockManager(num_blocks, block_size)
+        self._register_per_head("alibi_slopes", alibi_slopes)
+        self._register_per_head("sinks", sinks)
+        # Length of each request. Never more than its room, which the manager counts. A block may
+        # be shared while one owner, the parent of a fork, still has room in it; only that owner
+        # writes there, past the length of all others. They have no room in the block, so making
+        # some is an append to a partial shared block: the manager gives them a copy.
+        self._lengths: dict[Hashable, int] = {}
+
+    def allocate(self, request: Hashable, num_tokens: int) -> None:
+        """Make room for a request's first `num_tokens` tokens, those it has already included.
+
+        Once this has returned, `forward` finds a block for each of these tokens. Asking again for
+        as much or for less changes nothing.
+
+        Parameters
+        ----------
+        request : Hashable
+            The request. It is made if it does not exist.
+        num_tokens : int
+            Tokens in all, 0 or more.
+
+        Raises
+        ------
+        OutOfBlocks
+            Too few blocks are free. Nothing was changed.
+        ValueError, TypeError
+            `num_tokens` is negative or no integer, or `request` can't be hashed.
+        """
+        num_tokens = checked_int("num_tokens", num_tokens, 0)
+        try:
+            missing = num_tokens - self.manager.num_tokens(request)
+        except UnknownRequest:
+            self.manager.allocate(request, num_tokens)
+            self._lengths[request] = 0
+        else:
+            self.cache.copy_blocks(self.manager.append(request, max(missing, 0)))
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        requests: Sequence[Hashable],
+        query_lens: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Append new tokens to requests, and attend from each to its request up to itself.
+
+        Parameters
+        ----------
+        query : torch.Tensor
+            ``[num_tokens, num_heads, head_dim]``: the new tokens, request after request.
+        key, value : torch.Tensor
+            ``[num_tokens, num_kv_heads, head_dim]``.
+        requests : sequence of Hashable
+            The requests, each once. All must have been allocated.
+        query_lens : sequence of int, optional
+            New tokens of each request, 0 or more. None: 1 each.
+
+        Returns
+        -------
+        torch.Tensor
+            ``[num_tokens, num_heads, head_dim]``, of the query's dtype.
+
+        Raises
+        ------
+        OutOfBlocks
+            Too few blocks are free for all the new tokens together.
+        UnknownRequest
+            A request was never allocated, or was freed.
+        ValueError, TypeError
+            A tensor has another shape, dtype, device or memory order than expected, or a length
+            or a request is wrong.
+        NotImplementedError
+            A tensor requires a gradient. In all these cases nothing was changed: no table, no
+            length, no element of the pool.
+        """
+        new = checked_query_lens(requests, query_lens)
+        num_tokens = sum(new)
+        self._check_rows("query", query, num_tokens, self.num_heads)
+        self._check_rows("key", key, num_tokens, self.num_kv_heads)
+        self._check_rows("value", value, num_tokens, self.num_kv_heads)
+        seq_lens = [
+            self.num_tokens(request) + count for request, count in zip(requests, new, strict=True)
+        ]
+        self._make_room(requests, seq_lens)
+        batch = build_batch(
+            self.manager, requests, new, seq_lens=seq_lens, device=self.cache.device
+        )
+        key_cache, value_cache = self.cache.layer(0)
+        write_kv(key, value, key_cache, value_cache, batch.slot_mapping)
+        output = attention(
+            query,
+            key_cache,
+            value_cache,
+            batch.block_tables,
+            batch.seq_lens,
+            batch.query_start_loc,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            softcap=self.softcap,
+            alibi_slopes=self.alibi_slopes,
+            sinks=self.sinks,
+        )
+        self._lengths.update(zip(requests, seq_lens, strict=True))
+        return output
+
+    def fork(self, parent: Hashable, child: Hashable) -> None:
+        """Make a request that begins with all tokens of another one and shares their blocks.
+
+        Room beyond those tokens stays the parent's. From here on the two go their own ways.
+
+        Parameters
+        ----------
+        parent : Hashable
+            The request to begin with.
+        child : Hashable
+            The name of the new request. It must not exist.
+
+        Raises
+        ------
+        UnknownRequest
+            `parent` does not exist.
+        ValueError
+            `child` exists.
+        """
+        length = self.num_tokens(parent)
+        self.manager.fork(parent, child)
+        self.manager.truncate(child, length)
+        self._lengths[child] = length
+
+    def free(self, request: Hashable) -> None:
+        """End a request and give back its blocks.
+
+        Parameters
+        ----------
+        request : Hashable
+            The request.
+
+        Raises
+        ------
+        UnknownRequest
+            The request does not exist, or was freed already.
+        """
+        self.manager.free(request)
+        del self._lengths[request]
+
+    def num_tokens(self, request: Hashable) -> int:
+        """Return the length of a request: the tokens that `forward` has written.
+
+        Parameters
+        ----------
+        request : Hashable
+            The request.
+
+        Raises
+        ------
+        UnknownRequest
+            The request does not exist.
+        """
+        try:
+            return self._lengths[request]
+        except KeyError:
+            raise UnknownRequest(request) from None
+
+    @property
+    def kv_blocks(self) -> torch.Tensor:
+        """The pool, ``[num_blocks, 2, block_size, num_kv_heads, head_dim]``, as a view."""
+        return self.cache.kv_blocks(0)
+
+    def extra_repr(self) -> str:
+        """Describe the layer in the module's repr."""
+        return (
+            f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, scale={self.scale}, "
+            f"sliding_window={self.sliding_window}, softcap={self.softcap}"
+        )
+
+    def _make_room(self, requests: Sequence[Hashable], seq_lens: Sequence[int]) -> None:
+        """Make room for so many tokens of each request, or change nothing."""
+        growth = [
+            (request, max(0, length - self.manager.num_tokens(request)))
+            for request, length in zip(requests, seq_lens, strict=True)
+        ]
+        self.cache.copy_blocks(self.manager._append_all(growth))
+
+    def _register_per_head(self, name: str, tensor: torch.Tensor | None) -> None:
+        """Keep one number per head with the module, so that it moves with it."""
+        if tensor is not None:
+            if tensor.shape != (self.num_heads,) or tensor.dtype != torch.float32:
+                raise ValueError(
+                    f"{name} is {tensor.dtype} {list(tensor.shape)}, expected torch.float32 "
+                    f"[{self.num_heads}], one number per head"
+                )
+            tensor = tensor.detach().to(self.cache.device)
+        self.register_buffer(name, tensor, persistent=False)
+
+    def _check_rows(self, name: str, rows: torch.Tensor, num_tokens: int, num_heads: int) -> None:
+        """Refuse now what the ops would refuse after room was made."""
+        if not isinstance(rows, torch.Tensor):
+            raise TypeError(f"{name} is {type(rows).__name__}, expected a tensor")
+        expected = [num_tokens, num_heads, self.cache.head_dim]
+        if list(rows.shape) != expected:
+            raise ValueError(f"{name} has shape {list(rows.shape)}, expected {expected}")
+        if rows.dtype != self.cache.dtype:
+            raise TypeError(f"{name} is {rows.dtype}, expected {self.cache.dtype}, as the pool")
+        if rows.device != self.cache.device:
+            raise ValueError(f"{name} is on {rows.device}, expected {self.cache.device}")
+        if rows.shape[-1] > 1 and rows.stride(-1) != 1:
+            raise ValueError(f"{name} has stride {rows.stride(-1)} in head_dim, expected 1")
+        if rows.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"{name} requires a gradient, and PagedAttention has none: it is for inference; "
+                f"call it under torch.no_grad() or torch.inference_mode()"
+            )

@@ -1,0 +1,442 @@
+"""The block pool: the memory that the keys and values of all requests live in."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from paged_ops.block_manager import INT32_MAX, checked_int
+from paged_ops.functional import copy_blocks
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+LAYOUTS = ("HND", "NHD")
+
+
+class PagedKVCache(nn.Module):
+    """The keys and values of every layer, cut into blocks of `block_size` tokens.
+
+    Each layer's pool is one buffer, registered but never part of a ``state_dict``. The keys and
+    the values of a block lie side by side, so that a block is copied or sent as one piece. Views
+    of a pool have the same shapes whatever the layout in memory:
+
+    - ``kv_blocks(layer)``: ``[num_blocks, 2, block_size, num_kv_heads, head_dim]``, keys at
+      index 0 and values at index 1 of the second dimension;
+    - ``layer(i)``: the pair ``key_cache, value_cache`` that the ops take.
+
+    Take the views inside ``forward``, not before: then a compiled graph changes the pool in place.
+
+    A pool on the CPU costs no memory until its blocks are written: its pages are zeros that the
+    system commits one by one. It can't be copied with ``deepcopy`` nor pickled.
+
+    Parameters
+    ----------
+    num_layers : int
+        Layers of the model, 1 or more.
+    num_blocks : int
+        Blocks per layer, 1 to 2**31 - 1. A block id means the same block in every layer.
+    block_size : int
+        Tokens per block, 1 or more.
+    num_kv_heads : int
+        Heads of the keys and values, 1 or more.
+    head_dim : int
+        Elements of a key per head, 1 or more.
+    dtype : torch.dtype
+        float32, float16 or bfloat16.
+    device : torch.device or str, optional
+        Where the pool lies. None: torch's default device.
+    head_dim_v : int, optional
+        Elements of a value per head. None: `head_dim`.
+    layout : {"HND", "NHD"}
+        Order in memory inside a block: head by head, which is faster to attend to, or token by
+        token.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of its range or of the wrong kind.
+    MemoryError
+        The device has too little memory available. The message shows the arithmetic.
+
+    See Also
+    --------
+    PagedKVCache.num_blocks_for : the number of blocks that fit into given memory.
+
+    Examples
+    --------
+    >>> cache = PagedKVCache(num_layers=2, num_blocks=64, block_size=16, num_kv_heads=4,
+    ...                      head_dim=32)
+    >>> cache.kv_blocks(0).shape
+    torch.Size([64, 2, 16, 4, 32])
+    >>> key_cache, value_cache = cache.layer(1)
+    >>> key_cache.shape
+    torch.Size([64, 16, 4, 32])
+    >>> cache.num_bytes
+    2097152
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        *,
+        head_dim_v: int | None = None,
+        layout: str = "HND",
+    ) -> None:
+        super().__init__()
+        sizes = _Sizes.checked(num_layers, block_size, num_kv_heads, head_dim, head_dim_v, dtype)
+        device = _device(device)
+        self.num_blocks = sizes.checked_num_blocks(num_blocks, device)
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout is {layout!r}, expected one of {LAYOUTS}")
+        self.layout = layout
+        self.num_layers = sizes.num_layers
+        self.block_size = sizes.block_size
+        self.num_kv_heads = sizes.num_kv_heads
+        self.head_dim = sizes.head_dim
+        self.head_dim_v = sizes.head_dim_v
+        for layer in range(self.num_layers):
+            pool = _zeros(self._pool_shape(), dtype, device)
+            self.register_buffer(f"layer_{layer}", pool, persistent=False)
+
+    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the two caches of a layer, as views of its pool.
+
+        Parameters
+        ----------
+        layer : int
+            0 to num_layers - 1.
+
+        Returns
+        -------
+        key_cache : torch.Tensor
+            ``[num_blocks, block_size, num_kv_heads, head_dim]``.
+        value_cache : torch.Tensor
+            ``[num_blocks, block_size, num_kv_heads, head_dim_v]``.
+
+        Raises
+        ------
+        IndexError
+            There is no such layer.
+        """
+        pool = self._pool(layer)
+        if self.head_dim == self.head_dim_v:
+            key_cache, value_cache = pool.unbind(1)
+        else:
+            rows = (self.num_blocks, *self._rows())
+            keys = self.block_size * self.num_kv_heads * self.head_dim
+            values = self.block_size * self.num_kv_heads * self.head_dim_v
+            key_cache = pool.narrow(1, 0, keys).view(*rows, self.head_dim)
+            value_cache = pool.narrow(1, keys, values).view(*rows, self.head_dim_v)
+        if self.layout == "HND":
+            return key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+        return key_cache, value_cache
+
+    def kv_blocks(self, layer: int) -> torch.Tensor:
+        """Return the pool of a layer as one view.
+
+        Parameters
+        ----------
+        layer : int
+            0 to num_layers - 1.
+
+        Returns
+        -------
+        torch.Tensor
+            ``[num_blocks, 2, block_size, num_kv_heads, head_dim]``.
+
+        Raises
+        ------
+        IndexError
+            There is no such layer.
+        ValueError
+            Keys and values differ in size, so no single view shows both.
+        """
+        pool = self._pool(layer)
+        if self.head_dim != self.head_dim_v:
+            raise ValueError(
+                f"head_dim_v is {self.head_dim_v}, but one view of keys and values needs "
+                f"{self.head_dim}, as head_dim; take layer(i) instead"
+            )
+        return pool.transpose(2, 3) if self.layout == "HND" else pool
+
+    def copy_blocks(self, mapping: torch.Tensor | Iterable[tuple[int, int]]) -> None:
+        """Copy whole blocks onto others, in every layer.
+
+        All blocks are read before any is written, so chains and swaps work.
+
+        Parameters
+        ----------
+        mapping : torch.Tensor or iterable of (int, int)
+            ``[n, 2]`` int64 or int32 on the pool's device: (source, destination) block ids. What
+            `BlockManager.append` returns can be given as it is. An empty one copies nothing.
+
+        Raises
+        ------
+        RuntimeError
+            An id is out of range, or a destination comes twice. Nothing was copied.
+        """
+        if not isinstance(mapping, torch.Tensor):
+            pairs = list(mapping)
+            if not pairs:
+                return
+            mapping = torch.tensor(pairs, device=self.device)
+        for layer in range(self.num_layers):
+            copy_blocks(*self.layer(layer), mapping)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of the pool."""
+        return self._pool(0).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pool lies."""
+        return self._pool(0).device
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the pool over all layers, committed or not."""
+        return sum(self._pool(layer).nbytes for layer in range(self.num_layers))
+
+    @classmethod
+    def num_blocks_for(
+        cls,
+        num_layers: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        *,
+        head_dim_v: int | None = None,
+        num_bytes: int | None = None,
+        memory_fraction: float | None = None,
+    ) -> int:
+        """Return how many blocks fit into so many bytes, or into a share of the memory.
+
+        Parameters
+        ----------
+        num_layers, block_size, num_kv_heads, head_dim, dtype, device, head_dim_v
+            As for the class.
+        num_bytes : int, optional
+            Bytes for the pool, all layers together.
+        memory_fraction : float, optional
+            Share, above 0 and up to 1, of the memory that is available on `device` now. Nothing
+            is set aside beyond it. Give this or `num_bytes`, not both.
+
+        Returns
+        -------
+        int
+            The number of blocks, 1 or more.
+
+        Raises
+        ------
+        ValueError, TypeError
+            An argument is out of its range or of the wrong kind, or not one block fits.
+        MemoryError
+            The device can't say how much memory is available; give `num_bytes`.
+
+        Examples
+        --------
+        >>> PagedKVCache.num_blocks_for(num_layers=2, block_size=16, num_kv_heads=4, head_dim=32,
+        ...                             num_bytes=2**21)
+        64
+        """
+        sizes = _Sizes.checked(num_layers, block_size, num_kv_heads, head_dim, head_dim_v, dtype)
+        if (num_bytes is None) == (memory_fraction is None):
+            raise ValueError(
+                f"num_bytes is {num_bytes} and memory_fraction is {memory_fraction}, "
+                f"expected exactly one of them"
+            )
+        if memory_fraction is not None:
+            budget, origin = _share_of_memory(memory_fraction, _device(device))
+        else:
+            budget, origin = checked_int("num_bytes", num_bytes, 0), "num_bytes"
+        num_blocks = budget // sizes.bytes_per_block
+        if not num_blocks:
+            raise ValueError(
+                f"{origin} is {budget} bytes, expected at least one block: {sizes.arithmetic(1)}"
+            )
+        return min(num_blocks, INT32_MAX)
+
+    def extra_repr(self) -> str:
+        """Describe the pool in the module's repr."""
+        return (
+            f"num_layers={self.num_layers}, num_blocks={self.num_blocks}, "
+            f"block_size={self.block_size}, num_kv_heads={self.num_kv_heads}, "
+            f"head_dim={self.head_dim}, head_dim_v={self.head_dim_v}, layout={self.layout!r}, "
+            f"dtype={self.dtype}"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a PagedKVCache can't be copied or pickled: its pool has {self.num_bytes} bytes; "
+            f"make a new one instead"
+        )
+
+    def _pool(self, layer: int) -> torch.Tensor:
+        if isinstance(layer, bool) or not isinstance(layer, int):
+            raise TypeError(f"layer is {layer!r}, expected an integer")
+        if not 0 <= layer < self.num_layers:
+            raise IndexError(f"layer is {layer}, expected 0 to {self.num_layers - 1}")
+        pool: torch.Tensor = getattr(self, f"layer_{layer}")
+        return pool
+
+    def _rows(self) -> tuple[int, int]:
+        """Return how the rows of head_dim elements are ordered in a block in memory."""
+        if self.layout == "HND":
+            return self.num_kv_heads, self.block_size
+        return self.block_size, self.num_kv_heads
+
+    def _pool_shape(self) -> tuple[int, ...]:
+        rows = self._rows()
+        if self.head_dim == self.head_dim_v:
+            return (self.num_blocks, 2, *rows, self.head_dim)
+        return (self.num_blocks, rows[0] * rows[1] * (self.head_dim + self.head_dim_v))
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What the size of a block depends on. Python's integers don't wrap, however large."""
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    dtype: torch.dtype
+
+    @classmethod
+    def checked(
+        cls,
+        num_layers: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        head_dim_v: int | None,
+        dtype: torch.dtype,
+    ) -> _Sizes:
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype is {dtype}, expected one of {DTYPES}")
+        return cls(
+            checked_int("num_layers", num_layers, 1),
+            checked_int("block_size", block_size, 1),
+            checked_int("num_kv_heads", num_kv_heads, 1),
+            checked_int("head_dim", head_dim, 1),
+            checked_int("head_dim_v", head_dim if head_dim_v is None else head_dim_v, 1),
+            dtype,
+        )
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all layers."""
+        elements = self.block_size * self.num_kv_heads * (self.head_dim + self.head_dim_v)
+        return self.num_layers * elements * self.dtype.itemsize
+
+    def arithmetic(self, num_blocks: int) -> str:
+        """Show how the size of a pool comes about."""
+        if self.head_dim == self.head_dim_v:
+            per_head = f"2 x {self.head_dim} (head_dim)"
+        else:
+            per_head = f"({self.head_dim} (head_dim) + {self.head_dim_v} (head_dim_v))"
+        return (
+            f"{num_blocks} (num_blocks) x {self.num_layers} (num_layers) x "
+            f"{self.block_size} (block_size) x {self.num_kv_heads} (num_kv_heads) x {per_head} x "
+            f"{self.dtype.itemsize} ({self.dtype}) = {num_blocks * self.bytes_per_block} bytes"
+        )
+
+    def checked_num_blocks(self, num_blocks: int, device: torch.device) -> int:
+        """Return the number of blocks, or refuse a pool larger than the memory available."""
+        num_blocks = checked_int("num_blocks", num_blocks, 1)
+        available = available_bytes(device)
+        if available is not None and num_blocks * self.bytes_per_block > available:
+            raise MemoryError(
+                f"num_blocks is {num_blocks}, expected at most "
+                f"{available // self.bytes_per_block}: {self.arithmetic(num_blocks)}, and "
+                f"{available} bytes are available on {device}"
+            )
+        return checked_int("num_blocks", num_blocks, 1, INT32_MAX)
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Return the memory that a new pool could take on a device; None where nothing says so.
+
+    On the CPU this is the system's count, swap excluded; a limit on this process alone (a
+    container's, for example) isn't seen. On an accelerator it is what the driver calls free, and
+    what torch's allocator has set aside and not handed out.
+    """
+    if device.type == "cpu":
+        return _available_on_cpu()
+    if device.type == "meta":
+        return None
+    module = torch.get_device_module(device)
+    try:
+        free: int = module.mem_get_info(device)[0]
+        unused: int = module.memory_reserved(device) - module.memory_allocated(device)
+    except AttributeError:
+        return None
+    return free + unused
+
+
+def _available_on_cpu() -> int | None:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _share_of_memory(memory_fraction: float, device: torch.device) -> tuple[int, str]:
+    """Return a share of the available memory in bytes, and words for where it comes from."""
+    if not 0 < memory_fraction <= 1:
+        raise ValueError(f"memory_fraction is {memory_fraction}, expected above 0 and at most 1")
+    available = available_bytes(device)
+    if available is None:
+        raise MemoryError(
+            f"memory_fraction is {memory_fraction}, but {device} does not say how much memory is "
+            f"available; give num_bytes instead"
+        )
+    origin = f"memory_fraction {memory_fraction} of the {available} bytes available on {device}"
+    return int(available * memory_fraction), origin
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    return torch.get_default_device() if device is None else torch.device(device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros; on the CPU, without touching them.
+
+    torch.zeros writes every page, at about a second per GiB. Anonymous private memory from the
+    system is zero as well, and each page is committed when it is first written. The tensor keeps
+    the mapping alive. Made outside inference mode so that the pool may be changed outside it.
+    """
+    with torch.inference_mode(False):
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        num_bytes = dtype.itemsize
+        for size in shape:
+            num_bytes *= size
+        try:
+            pages = mmap.mmap(-1, num_bytes, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise MemoryError(
+                f"the system refused {num_bytes} bytes for a pool: {error}"
+            ) from error
+        return torch.frombuffer(pages, dtype=dtype).view(shape)
