@@ -323,10 +323,15 @@ def _fake_gather_kv(
 def _define_attention_out() -> None:
     """Define attention.out from attention's own schema; csrc/library.cpp holds its kernel.
 
-    Only Python can give it the tag that makes torch.compile lower attention to it (torch 2.13).
+    The tag, which only Python can give (torch 2.13), lets compiled graphs call an op that returns
+    what it writes. But Inductor would also lower attention to an overload with this tag and the
+    same arguments, and then pass keyword-only constants twice. So two of these stand in another
+    order here.
     """
     schema = str(torch.ops.paged.attention.default._schema).removeprefix("paged::attention")
     arguments = schema[1 : schema.rindex(") ->")]
+    scale, causal = "float? scale=None", "bool causal=True"
+    arguments = arguments.replace(f"{scale}, {causal}", f"{causal}, {scale}")
     tags = (torch.Tag.out,) if hasattr(torch.Tag, "out") else ()
     _LIBRARY.define(f"attention.out({arguments}, Tensor(a!) out) -> Tensor(a!)", tags=tags)
 

@@ -46,13 +46,14 @@ Tensor attention(const Tensor& query, const Tensor& key_cache, const Tensor& val
   return output;
 }
 
+// Two of its arguments stand in another order than in attention: see paged_ops/_ops.py.
 Tensor attention_out(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
                      const Tensor& block_tables, const Tensor& seq_lens,
-                     const OptionalTensor& query_start_loc, std::optional<double> scale,
-                     bool causal, std::optional<int64_t> sliding_window, double softcap,
-                     const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
-                     const OptionalTensor& key_scale, const OptionalTensor& value_scale,
-                     Tensor out) {
+                     const OptionalTensor& query_start_loc, bool causal,
+                     std::optional<double> scale, std::optional<int64_t> sliding_window,
+                     double softcap, const OptionalTensor& alibi_slopes,
+                     const OptionalTensor& sinks, const OptionalTensor& key_scale,
+                     const OptionalTensor& value_scale, Tensor out) {
   const Checks checks("attention");
   AttentionCall call = check_attention(
       checks, query, key_cache, value_cache, block_tables, seq_lens, query_start_loc,
