@@ -1,0 +1,49 @@
+// What op_host decides and op_kernel reads: plain data, the same bytes on host and device.
+//
+// Every number comes from shapes, strides, dtypes and options, never from lengths or block ids:
+// those stay on the device, so a captured graph may be replayed after they have changed.
+#pragma once
+
+#include <cstdint>
+
+#include "layout.h"
+
+// Keys of a sequence are cut at multiples of this many; each piece has a running softmax of its own
+// and the pieces' states are folded in order, whichever core computed them. As in the CPU kernel.
+constexpr int64_t kPiece = 512;
+
+// Query rows (token x head of one KV head's group) that share one walk over the keys. Two Brcb
+// repeats broadcast the factors of 16 rows.
+constexpr int64_t kMaxRows = 16;
+
+// Floats of one state in the workspace beyond its accumulator: the maximum and the sum, each a
+// whole 32-byte block, the unit of copies between UB and GM.
+constexpr int64_t kStateTail = 16;
+
+struct AttentionTilingData {
+  int64_t num_tokens;
+  int64_t batch;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t num_blocks;
+  int64_t block_size;
+  int64_t max_blocks_per_seq;
+  int64_t table_row_stride;
+  int64_t table_column_stride;
+  RowLayout query;
+  RowLayout output;
+  CacheLayout key;
+  CacheLayout value;
+  int64_t sliding_window;  // 0: none
+  int64_t causal;
+  int64_t has_query_start_loc;
+  int64_t has_alibi_slopes;
+  int64_t has_sinks;
+  int64_t has_lse;
+  int64_t tile;        // keys per step, at most 64
+  int64_t max_rows;    // query rows that share one walk over the keys, at most kMaxRows
+  int64_t split;       // 1: pieces are spread over the cores, states go through the workspace
+  int64_t max_pieces;  // of a sequence that fills its row of block_tables
+  float scale;
+  float softcap;  // 0: off
+};

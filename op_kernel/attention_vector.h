@@ -1,0 +1,597 @@
+// Paged attention on the vector cores: every dtype, option and phase.
+//
+// For each unit of work, tile after tile: K and V come in through the block table (two tiles in
+// flight), each row's products are summed to scores, the running softmax is updated for all rows at
+// once, and the weighted values are added. Where the tiling splits, the states of the pieces go
+// through the workspace, and after a barrier of all cores they are folded in order.
+#pragma once
+
+#include "attention_tiling_data.h"
+#include "block_walk.h"
+#include "kernel_operator.h"
+#include "row_state.h"
+#include "sequence.h"
+#include "visible.h"
+#include "work_units.h"
+
+// Keys whose weighted values are kept apart before they are added up pairwise.
+constexpr int64_t kSumRows = 16;
+
+// One tile of one unit.
+struct Step {
+  Unit unit;
+  int64_t begin;  // the tile's first key
+  Visible lanes;  // of the tile, that some row sees; empty for a unit without keys
+  bool opens_unit;
+  bool closes_unit;
+  bool opens_piece;
+  bool closes_piece;
+};
+
+struct AttentionTensors {
+  GM_ADDR query;
+  GM_ADDR key_cache;
+  GM_ADDR value_cache;
+  GM_ADDR block_tables;
+  GM_ADDR seq_lens;
+  GM_ADDR query_start_loc;
+  GM_ADDR alibi_slopes;
+  GM_ADDR sinks;
+  GM_ADDR output;
+  GM_ADDR lse;
+  GM_ADDR workspace;
+};
+
+template <typename T>
+class AttentionVector {
+ public:
+  __aicore__ inline void Init(const AttentionTensors& tensors, const AttentionTilingData& tiling,
+                              AscendC::TPipe* pipe) {
+    tiling_ = &tiling;
+    key_dim_ = tiling.key.head_dim;
+    value_dim_ = tiling.value.head_dim;
+    InitGlobal(tensors);
+    InitBuffers(pipe);
+    sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
+    tables_.Init(tiling, tensors.block_tables);
+    units_.Init(tiling, sequences_, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+    has_unit_ = false;
+    FillConstants();
+  }
+
+  __aicore__ inline void Process() {
+    Step next;
+    bool more = NextStep(next);
+    if (more) {
+      Load(next);
+    }
+    while (more) {
+      const Step step = next;
+      more = NextStep(next);
+      if (more) {
+        Load(next);
+      }
+      Attend(step);
+    }
+    if (tiling_->split != 0) {
+      AscendC::PipeBarrier<PIPE_ALL>();
+      AscendC::SyncAll();
+      CombineAll();
+    }
+  }
+
+ private:
+  using Float = AscendC::LocalTensor<float>;
+
+  __aicore__ inline void InitGlobal(const AttentionTensors& tensors) {
+    query_.SetGlobalBuffer((__gm__ T*)tensors.query);
+    key_cache_.SetGlobalBuffer((__gm__ T*)tensors.key_cache);
+    value_cache_.SetGlobalBuffer((__gm__ T*)tensors.value_cache);
+    output_.SetGlobalBuffer((__gm__ T*)tensors.output);
+    if (tiling_->has_alibi_slopes != 0) {
+      alibi_slopes_.SetGlobalBuffer((__gm__ float*)tensors.alibi_slopes);
+    }
+    if (tiling_->has_sinks != 0) {
+      sinks_.SetGlobalBuffer((__gm__ float*)tensors.sinks);
+    }
+    if (tiling_->has_lse != 0) {
+      lse_.SetGlobalBuffer((__gm__ float*)tensors.lse);
+    }
+    if (tiling_->split != 0) {
+      states_.SetGlobalBuffer((__gm__ float*)tensors.workspace);
+    }
+  }
+
+  // op_host's UB budget counts these buffers: attention_tiling.cpp, UbBytes.
+  __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
+    const int64_t tile = tiling_->tile;
+    const int64_t rows = tiling_->max_rows;
+    const int64_t widest = Larger(key_dim_, value_dim_);
+    pipe->InitBuffer(query_in_, 2, rows * key_dim_ * sizeof(T));
+    pipe->InitBuffer(key_in_, 2, tile * key_dim_ * sizeof(T));
+    pipe->InitBuffer(value_in_, 2, tile * value_dim_ * sizeof(T));
+    pipe->InitBuffer(state_in_, 2, (value_dim_ + kStateTail) * sizeof(float));
+    pipe->InitBuffer(output_out_, 1, rows * value_dim_ * sizeof(T));
+    pipe->InitBuffer(lse_out_, 1, rows * kBlockLanes * sizeof(float));
+    pipe->InitBuffer(state_out_, 1, rows * (value_dim_ + kStateTail) * sizeof(float));
+    pipe->InitBuffer(query_buffer_, rows * key_dim_ * sizeof(float));
+    if (sizeof(T) != sizeof(float)) {
+      pipe->InitBuffer(wide_buffer_, tile * widest * sizeof(float));
+    }
+    const int64_t products = Larger(tile * kRepeatLanes, kSumRows * value_dim_);
+    pipe->InitBuffer(products_buffer_, products * sizeof(float));
+    pipe->InitBuffer(scores_buffer_, 2 * rows * kRepeatLanes * sizeof(float));
+    pipe->InitBuffer(weights_buffer_, kRepeatLanes * kBlockLanes * sizeof(float));
+    pipe->InitBuffer(acc_buffer_, 2 * rows * value_dim_ * sizeof(float));
+    pipe->InitBuffer(lanes_buffer_, kNumLaneBuffers * kMaxRows * sizeof(float));
+    pipe->InitBuffer(factor_buffer_, rows * kBlockLanes * sizeof(float));
+    pipe->InitBuffer(indices_buffer_, kRepeatLanes * sizeof(float));
+    NameBuffers();
+  }
+
+  __aicore__ inline void NameBuffers() {
+    queries_ = query_buffer_.Get<float>();
+    products_ = products_buffer_.Get<float>();
+    scores_ = scores_buffer_.Get<float>();
+    capped_ = scores_[tiling_->max_rows * kRepeatLanes];
+    weights_ = weights_buffer_.Get<float>();
+    indices_ = indices_buffer_.Get<float>();
+    const Float acc = acc_buffer_.Get<float>();
+    const Float lanes = lanes_buffer_.Get<float>();
+    piece_ = {lanes, lanes[kMaxRows], acc};
+    total_ = {lanes[2 * kMaxRows], lanes[3 * kMaxRows], acc[tiling_->max_rows * value_dim_]};
+    scratch_ = {lanes[4 * kMaxRows], lanes[5 * kMaxRows], lanes[6 * kMaxRows],
+                factor_buffer_.Get<float>()};
+    tile_lanes_ = lanes[7 * kMaxRows];
+    sink_lanes_ = lanes[8 * kMaxRows];
+  }
+
+  // Lanes beyond a unit's rows are computed along and must hold numbers; 0, 1, 2, ... serve ALiBi.
+  __aicore__ inline void FillConstants() {
+    AscendC::Duplicate(piece_.max, 0.0f, kNumLaneBuffers * kMaxRows);
+    for (int64_t i = 0; i < kRepeatLanes; ++i) {
+      SetLane(indices_, i, static_cast<float>(i));
+    }
+    Barrier();
+  }
+
+  // ---- which tile comes next
+
+  __aicore__ inline bool NextStep(Step& step) {
+    const bool opens_unit = !has_unit_ || next_begin_ >= unit_.keys.last;
+    if (opens_unit) {
+      has_unit_ = units_.Next(unit_);
+      if (!has_unit_) {
+        return false;
+      }
+      next_begin_ = unit_.keys.first / tiling_->tile * tiling_->tile;
+    }
+    step.unit = unit_;
+    step.begin = next_begin_;
+    next_begin_ += tiling_->tile;
+    step.lanes = InTile(unit_.keys, step.begin, tiling_->tile);
+    step.opens_unit = opens_unit;
+    step.closes_unit = next_begin_ >= unit_.keys.last;
+    step.opens_piece = opens_unit || step.begin % kPiece == 0;
+    step.closes_piece = step.closes_unit || next_begin_ % kPiece == 0;
+    return true;
+  }
+
+  // ---- from GM
+
+  __aicore__ inline void Load(const Step& step) {
+    if (step.opens_unit) {
+      LoadQueries(step.unit);
+    }
+    if (step.lanes.first == step.lanes.last) {
+      return;
+    }
+    AscendC::LocalTensor<T> keys = key_in_.template AllocTensor<T>();
+    CopyTileIn(keys, key_cache_, tiling_->key, tables_, tiling_->block_size, step.unit.index,
+               step.unit.kv_head, step.begin, step.lanes);
+    key_in_.EnQue(keys);
+    AscendC::LocalTensor<T> values = value_in_.template AllocTensor<T>();
+    CopyTileIn(values, value_cache_, tiling_->value, tables_, tiling_->block_size, step.unit.index,
+               step.unit.kv_head, step.begin, step.lanes);
+    value_in_.EnQue(values);
+  }
+
+  // Rows of one token are neighbours in memory: `count` of them from row i on.
+  __aicore__ inline int64_t RowsOfToken(const Unit& unit, int64_t i) const {
+    const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
+    return Smaller(group - (unit.row_begin + i) % group, unit.num_rows - i);
+  }
+
+  __aicore__ inline void LoadQueries(const Unit& unit) {
+    AscendC::LocalTensor<T> queries = query_in_.template AllocTensor<T>();
+    for (int64_t i = 0; i < unit.num_rows;) {
+      const Row row = RowAt(*tiling_, unit, i);
+      const int64_t count = RowsOfToken(unit, i);
+      const int64_t at =
+          row.token * tiling_->query.token_stride + row.head * tiling_->query.head_stride;
+      CopyRowsIn(queries[i * key_dim_], query_[at], count, key_dim_, tiling_->query.head_stride);
+      i += count;
+    }
+    query_in_.EnQue(queries);
+  }
+
+  // float32 of `count` elements, in a buffer that the next call overwrites.
+  __aicore__ inline Float Widened(const AscendC::LocalTensor<T>& from, int64_t at, int64_t count) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+      return from;
+    } else {
+      const Float wide = wide_buffer_.Get<float>();
+      AscendC::Cast(wide[at], from[at], AscendC::RoundMode::CAST_NONE,
+                    static_cast<uint32_t>(count));
+      Barrier();
+      return wide;
+    }
+  }
+
+  // ---- one tile
+
+  __aicore__ inline void Attend(const Step& step) {
+    if (step.opens_unit) {
+      OpenUnit(step.unit);
+    }
+    if (step.opens_piece) {
+      Clear(piece_, step.unit.num_rows, value_dim_);
+    }
+    if (step.lanes.first < step.lanes.last) {
+      Score(step);
+      UpdateSoftmax(step);
+      AddValues(step);
+    }
+    if (step.closes_piece) {
+      ClosePiece(step);
+    }
+    if (step.closes_unit && tiling_->split == 0) {
+      WriteOutput(step.unit, total_);
+    }
+  }
+
+  // Widens the unit's queries and scales them, so that the scores come out scaled.
+  __aicore__ inline void OpenUnit(const Unit& unit) {
+    AscendC::LocalTensor<T> queries = query_in_.template DeQue<T>();
+    const int32_t count = static_cast<int32_t>(unit.num_rows * key_dim_);
+    if constexpr (sizeof(T) == sizeof(float)) {
+      AscendC::Muls(queries_, queries, tiling_->scale, count);
+    } else {
+      AscendC::Cast(queries_, queries, AscendC::RoundMode::CAST_NONE, count);
+      Barrier();
+      AscendC::Muls(queries_, queries_, tiling_->scale, count);
+    }
+    Barrier();
+    query_in_.FreeTensor(queries);
+    if (tiling_->split == 0) {
+      Clear(total_, unit.num_rows, value_dim_);
+    }
+  }
+
+  __aicore__ inline Visible LanesOfRow(const Step& step, int64_t r) const {
+    const Row row = RowAt(*tiling_, step.unit, r);
+    const Visible keys = VisibleKeys(*tiling_, step.unit.sequence.length, row.position);
+    return InTile(keys, step.begin, tiling_->tile);
+  }
+
+  // scores_[r][k] for the loaded keys, the others 0; then the options, then -inf where r doesn't
+  // see k.
+  __aicore__ inline void Score(const Step& step) {
+    AscendC::LocalTensor<T> keys = key_in_.template DeQue<T>();
+    const int64_t count = step.lanes.last - step.lanes.first;
+    const Float wide =
+        Widened(keys, step.lanes.first * key_dim_, count * key_dim_)[step.lanes.first * key_dim_];
+    const int32_t all = static_cast<int32_t>(step.unit.num_rows * kRepeatLanes);
+    AscendC::Duplicate(scores_, 0.0f, all);
+    Barrier();
+    for (int64_t r = 0; r < step.unit.num_rows; ++r) {
+      ScoreRow(queries_[r * key_dim_], wide, count, scores_[r * kRepeatLanes + step.lanes.first]);
+    }
+    key_in_.FreeTensor(keys);
+    if (tiling_->softcap > 0.0f) {
+      CapScores(all);
+    }
+    for (int64_t r = 0; r < step.unit.num_rows; ++r) {
+      if (tiling_->has_alibi_slopes != 0) {
+        AddAlibi(step, r);
+      }
+      HideScores(step, r);
+    }
+    Barrier();
+  }
+
+  // The products of 64 elements of the query with 64 of each key, then of the next 64, added up.
+  __aicore__ inline void ScoreRow(const Float& query, const Float& keys, int64_t count,
+                                  const Float& scores) {
+    const uint8_t key_row = static_cast<uint8_t>(key_dim_ / kBlockLanes);
+    const uint8_t repeats = static_cast<uint8_t>(count);
+    const AscendC::BinaryRepeatParams params(1, 1, 1, kBlockLanes, key_row, 0);
+    for (int64_t c = 0; c < key_dim_; c += kRepeatLanes) {
+      const uint64_t mask = ColumnMask(key_dim_, c);
+      if (c == 0) {
+        AscendC::Mul(products_, keys, query, mask, repeats, params);
+      } else {
+        AscendC::MulAddDst(products_, keys[c], query[c], mask, repeats, params);
+      }
+      Barrier();
+    }
+    const int32_t lanes = static_cast<int32_t>(ColumnMask(key_dim_, 0));
+    AscendC::WholeReduceSum(scores, products_, lanes, repeats, 1, 1, kBlockLanes);
+    Barrier();
+  }
+
+  // softcap * tanh(s / softcap), by tanh(x) = 1 - 2 / (e^2x + 1), which needs no sign and no limit.
+  __aicore__ inline void CapScores(int32_t count) {
+    const float cap = tiling_->softcap;
+    AscendC::Muls(scores_, scores_, 2.0f / cap, count);
+    AscendC::Duplicate(capped_, -2.0f * cap, count);
+    Barrier();
+    AscendC::Exp(scores_, scores_, count);
+    Barrier();
+    AscendC::Adds(scores_, scores_, 1.0f, count);
+    Barrier();
+    AscendC::Div(scores_, capped_, scores_, count);
+    Barrier();
+    AscendC::Adds(scores_, scores_, cap, count);
+    Barrier();
+  }
+
+  // + slope * (key position - query position)
+  __aicore__ inline void AddAlibi(const Step& step, int64_t r) {
+    const Row row = RowAt(*tiling_, step.unit, r);
+    const float slope = alibi_slopes_.GetValue(row.head);
+    const float distance = static_cast<float>(step.begin - row.position);
+    const Float scores = scores_[r * kRepeatLanes];
+    AscendC::Adds(capped_, indices_, distance, kRepeatLanes);
+    Barrier();
+    AscendC::Axpy(scores, capped_, slope, kRepeatLanes);
+    Barrier();
+  }
+
+  __aicore__ inline void HideScores(const Step& step, int64_t r) {
+    const uint64_t hidden = ~MaskOf(LanesOfRow(step, r));
+    if (hidden == 0) {
+      return;
+    }
+    uint64_t mask[2] = {hidden, 0};
+    AscendC::Duplicate(scores_[r * kRepeatLanes], kMinusInf, mask, 1, 1, kBlockLanes);
+  }
+
+  // Turns scores into weights e^(score - max) and brings max, sum and acc of the piece up to date.
+  __aicore__ inline void UpdateSoftmax(const Step& step) {
+    const int64_t rows = step.unit.num_rows;
+    const int32_t lanes = LanesOf(rows);
+    const uint8_t repeats = static_cast<uint8_t>(rows);
+    AscendC::WholeReduceMax(tile_lanes_, scores_, kRepeatLanes, repeats, 1, 1, kBlockLanes,
+                            AscendC::ReduceOrder::ORDER_ONLY_VALUE);
+    Barrier();
+    AscendC::Max(scratch_.new_max, piece_.max, tile_lanes_, lanes);
+    Barrier();
+    WeightLanes(scratch_.keep, piece_.max, scratch_.new_max, lanes);
+    AscendC::Adds(piece_.max, scratch_.new_max, 0.0f, lanes);
+    BroadcastLanes(scratch_.factor, scratch_.new_max, rows);
+    AscendC::Sub(scores_, scores_, scratch_.factor, kRepeatLanes, repeats,
+                 AscendC::BinaryRepeatParams(1, 1, 0, kBlockLanes, kBlockLanes, 1));
+    Barrier();
+    AscendC::Exp(scores_, scores_, static_cast<int32_t>(rows * kRepeatLanes));
+    AscendC::Mul(piece_.sum, piece_.sum, scratch_.keep, lanes);
+    Barrier();
+    AscendC::WholeReduceSum(tile_lanes_, scores_, kRepeatLanes, repeats, 1, 1, kBlockLanes);
+    BroadcastLanes(scratch_.factor, scratch_.keep, rows);
+    AscendC::Add(piece_.sum, piece_.sum, tile_lanes_, lanes);
+    MultiplyRows(piece_.acc, scratch_.factor, rows, value_dim_);
+  }
+
+  __aicore__ inline void AddValues(const Step& step) {
+    AscendC::LocalTensor<T> values = value_in_.template DeQue<T>();
+    const int64_t count = step.lanes.last - step.lanes.first;
+    const Float wide = Widened(values, step.lanes.first * value_dim_, count * value_dim_);
+    for (int64_t r = 0; r < step.unit.num_rows; ++r) {
+      const Visible lanes = LanesOfRow(step, r);
+      if (lanes.first < lanes.last) {
+        AddValuesOfRow(wide, lanes, r);
+      }
+    }
+    value_in_.FreeTensor(values);
+  }
+
+  // acc[r] += sum over the lanes that r sees of weight * value. Only those are multiplied: the
+  // value of a key that r doesn't see may be NaN. Keys k, k + 16, k + 32, ... share a partial sum;
+  // the 16 partial sums are added pairwise, always in this order.
+  __aicore__ inline void AddValuesOfRow(const Float& values, const Visible& lanes, int64_t r) {
+    const AscendC::BrcbRepeatParams dense(1, kBlockLanes);
+    AscendC::Brcb(weights_, scores_[r * kRepeatLanes],
+                  static_cast<uint8_t>(kRepeatLanes / kBlockLanes), dense);
+    AscendC::Duplicate(products_, 0.0f, static_cast<int32_t>(kSumRows * value_dim_));
+    Barrier();
+    for (int64_t begin = 0; begin < tiling_->tile; begin += kSumRows) {
+      const int64_t first = Larger(lanes.first, begin);
+      const int64_t last = Smaller(lanes.last, begin + kSumRows);
+      if (first < last) {
+        AddScaledRows(products_[(first - begin) * value_dim_], values[first * value_dim_],
+                      weights_[first * kBlockLanes], last - first, value_dim_);
+      }
+    }
+    for (int64_t half = kSumRows / 2; half > 0; half /= 2) {
+      AscendC::Add(products_, products_, products_[half * value_dim_],
+                   static_cast<int32_t>(half * value_dim_));
+      Barrier();
+    }
+    const Float acc = piece_.acc[r * value_dim_];
+    AscendC::Add(acc, acc, products_, static_cast<int32_t>(value_dim_));
+    Barrier();
+  }
+
+  // ---- pieces
+
+  __aicore__ inline void ClosePiece(const Step& step) {
+    if (tiling_->split == 0) {
+      Fold(total_, piece_, scratch_, step.unit.num_rows, value_dim_);
+    } else if (step.lanes.first < step.lanes.last) {
+      StorePiece(step.unit);
+    }
+  }
+
+  __aicore__ inline int64_t StateAt(int64_t token, int64_t head, int64_t piece) const {
+    const int64_t row = token * tiling_->num_heads + head;
+    return (row * tiling_->max_pieces + piece) * (value_dim_ + kStateTail);
+  }
+
+  // A state in the workspace: acc, then max and sum, each repeated over a 32-byte block.
+  __aicore__ inline void StorePiece(const Unit& unit) {
+    Float states = state_out_.template AllocTensor<float>();
+    const Float max = states[tiling_->max_rows * value_dim_];
+    const Float sum = states[tiling_->max_rows * (value_dim_ + kBlockLanes)];
+    AscendC::Adds(states, piece_.acc, 0.0f, static_cast<int32_t>(unit.num_rows * value_dim_));
+    BroadcastLanes(max, piece_.max, unit.num_rows);
+    BroadcastLanes(sum, piece_.sum, unit.num_rows);
+    state_out_.EnQue(states);
+    states = state_out_.template DeQue<float>();
+    for (int64_t r = 0; r < unit.num_rows; ++r) {
+      const Row row = RowAt(*tiling_, unit, r);
+      const int64_t at = StateAt(row.token, row.head, unit.piece);
+      CopyRowsOut(states_[at], states[r * value_dim_], 1, value_dim_, value_dim_);
+      CopyRowsOut(states_[at + value_dim_], max[r * kBlockLanes], 1, kBlockLanes, kBlockLanes);
+      CopyRowsOut(states_[at + value_dim_ + kBlockLanes], sum[r * kBlockLanes], 1, kBlockLanes,
+                  kBlockLanes);
+    }
+    state_out_.FreeTensor(states);
+  }
+
+  // Folds the stored states of every row, in the order of the pieces. Rows are dealt to the cores.
+  __aicore__ inline void CombineAll() {
+    const int64_t num_cores = AscendC::GetBlockNum();
+    int64_t skip = AscendC::GetBlockIdx();
+    for (int64_t i = 0; i < tiling_->batch; ++i) {
+      const Sequence sequence = sequences_.At(i);
+      const int64_t rows = sequence.new_tokens * tiling_->num_heads;
+      for (; skip < rows; skip += num_cores) {
+        CombineRow(sequence, i, skip / tiling_->num_heads, skip % tiling_->num_heads);
+      }
+      skip -= rows;
+    }
+  }
+
+  __aicore__ inline void CombineRow(const Sequence& sequence, int64_t index, int64_t token,
+                                    int64_t head) {
+    const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
+    const int64_t position = sequence.length - sequence.new_tokens + token;
+    const Visible keys = VisibleKeys(*tiling_, sequence.length, position);
+    const Unit unit = {sequence, index, head / group, token * group + head % group, 1, 0, keys};
+    Clear(total_, 1, value_dim_);
+    const int64_t end = keys.first < keys.last ? (keys.last + kPiece - 1) / kPiece : 0;
+    for (int64_t piece = keys.first / kPiece; piece < end; ++piece) {
+      Float state = state_in_.template AllocTensor<float>();
+      const int64_t at = StateAt(sequence.first_token + token, head, piece);
+      CopyRowsIn(state, states_[at], 1, value_dim_ + kStateTail, value_dim_ + kStateTail);
+      state_in_.EnQue(state);
+      state = state_in_.template DeQue<float>();
+      const RowState from = {state[value_dim_], state[value_dim_ + kBlockLanes], state};
+      Fold(total_, from, scratch_, 1, value_dim_);
+      state_in_.FreeTensor(state);
+    }
+    WriteOutput(unit, total_);
+  }
+
+  // ---- to GM
+
+  __aicore__ inline void WriteOutput(const Unit& unit, const RowState& state) {
+    if (tiling_->has_sinks != 0) {
+      for (int64_t r = 0; r < unit.num_rows; ++r) {
+        SetLane(sink_lanes_, r, sinks_.GetValue(RowAt(*tiling_, unit, r).head));
+      }
+      JoinSinks(state, sink_lanes_, scratch_, unit.num_rows, value_dim_);
+    }
+    Normalise(state, scratch_, unit.num_rows, value_dim_);
+    StoreRows(unit, state);
+    if (tiling_->has_lse != 0) {
+      StoreLse(unit, state);
+    }
+  }
+
+  __aicore__ inline void StoreRows(const Unit& unit, const RowState& state) {
+    AscendC::LocalTensor<T> rows = output_out_.template AllocTensor<T>();
+    const int32_t count = static_cast<int32_t>(unit.num_rows * value_dim_);
+    if constexpr (sizeof(T) == sizeof(float)) {
+      AscendC::Adds(rows, state.acc, 0.0f, count);
+    } else {
+      AscendC::Cast(rows, state.acc, AscendC::RoundMode::CAST_RINT, count);
+    }
+    output_out_.EnQue(rows);
+    rows = output_out_.template DeQue<T>();
+    for (int64_t i = 0; i < unit.num_rows;) {
+      const Row row = RowAt(*tiling_, unit, i);
+      const int64_t count = RowsOfToken(unit, i);
+      const int64_t at =
+          row.token * tiling_->output.token_stride + row.head * tiling_->output.head_stride;
+      CopyRowsOut(output_[at], rows[i * value_dim_], count, value_dim_,
+                  tiling_->output.head_stride);
+      i += count;
+    }
+    output_out_.FreeTensor(rows);
+  }
+
+  __aicore__ inline void StoreLse(const Unit& unit, const RowState& state) {
+    Float lse = lse_out_.template AllocTensor<float>();
+    BroadcastLanes(lse, state.max, unit.num_rows);
+    lse_out_.EnQue(lse);
+    lse = lse_out_.template DeQue<float>();
+    for (int64_t i = 0; i < unit.num_rows;) {
+      const Row row = RowAt(*tiling_, unit, i);
+      const int64_t count = RowsOfToken(unit, i);
+      CopyRowsOut(lse_[row.token * tiling_->num_heads + row.head], lse[i * kBlockLanes], count, 1,
+                  1);
+      i += count;
+    }
+    lse_out_.FreeTensor(lse);
+  }
+
+  static constexpr int64_t kNumLaneBuffers = 9;
+
+  const AttentionTilingData* tiling_;
+  int64_t key_dim_;
+  int64_t value_dim_;
+  Sequences sequences_;
+  BlockTables tables_;
+  WorkUnits units_;
+  Unit unit_;
+  bool has_unit_;
+  int64_t next_begin_;
+
+  AscendC::GlobalTensor<T> query_;
+  AscendC::GlobalTensor<T> key_cache_;
+  AscendC::GlobalTensor<T> value_cache_;
+  AscendC::GlobalTensor<T> output_;
+  AscendC::GlobalTensor<float> alibi_slopes_;
+  AscendC::GlobalTensor<float> sinks_;
+  AscendC::GlobalTensor<float> lse_;
+  AscendC::GlobalTensor<float> states_;
+
+  AscendC::TQue<AscendC::TPosition::VECIN, 2> query_in_;
+  AscendC::TQue<AscendC::TPosition::VECIN, 2> key_in_;
+  AscendC::TQue<AscendC::TPosition::VECIN, 2> value_in_;
+  AscendC::TQue<AscendC::TPosition::VECIN, 2> state_in_;
+  AscendC::TQue<AscendC::TPosition::VECOUT, 1> output_out_;
+  AscendC::TQue<AscendC::TPosition::VECOUT, 1> lse_out_;
+  AscendC::TQue<AscendC::TPosition::VECOUT, 1> state_out_;
+  AscendC::TBuf<AscendC::TPosition::VECCALC> query_buffer_;
+  AscendC::TBuf<AscendC::TPosition::VECCALC> wide_buffer_;
+  AscendC::TBuf<AscendC::TPosition::VECCALC> products_buffer_;
+  AscendC::TBuf<AscendC::TPosition::VECCALC> scores_buffer_;
+  AscendC::TBuf<AscendC::TPosition::VECCALC> weights_buffer_;
+  AscendC::TBuf<AscendC::TPosition::VECCALC> acc_buffer_;
+  AscendC::TBuf<AscendC::TPosition::VECCALC> lanes_buffer_;
+  AscendC::TBuf<AscendC::TPosition::VECCALC> factor_buffer_;
+  AscendC::TBuf<AscendC::TPosition::VECCALC> indices_buffer_;
+  Float queries_;     // [row][key_dim], scaled
+  Float products_;    // of one row with a tile of keys or values
+  Float scores_;      // [row][64]
+  Float capped_;      // as large; working memory of the options
+  Float weights_;     // [64][8]: one row's weights, each over a block
+  Float indices_;     // 0 to 63
+  Float tile_lanes_;  // a lane per row
+  Float sink_lanes_;  // a lane per row
+  RowState piece_;
+  RowState total_;
+  RowScratch scratch_;
+};

@@ -1,0 +1,102 @@
+// Copies whole blocks inside the pool, as if every block were read before any is written.
+//
+// The ids are on the device, so the host can't tell which sources some copy overwrites: all sources
+// go to the workspace first, and after a barrier of all cores from there to their destinations. A
+// pair with an id outside the pool copies nothing.
+#include "copy_blocks_tiling_data.h"
+#include "kernel_operator.h"
+#include "row_copy.h"
+
+template <typename T>
+class CopyBlocks {
+ public:
+  __aicore__ inline void Init(GM_ADDR key_cache, GM_ADDR value_cache, GM_ADDR block_mapping,
+                              GM_ADDR workspace, const CopyBlocksTilingData& tiling,
+                              AscendC::TPipe* pipe) {
+    tiling_ = &tiling;
+    key_cache_.SetGlobalBuffer((__gm__ T*)key_cache);
+    value_cache_.SetGlobalBuffer((__gm__ T*)value_cache);
+    staged_.SetGlobalBuffer((__gm__ T*)workspace);
+    if (tiling.has_int64_ids != 0) {
+      ids64_.SetGlobalBuffer((__gm__ int64_t*)block_mapping);
+    } else {
+      ids32_.SetGlobalBuffer((__gm__ int32_t*)block_mapping);
+    }
+    mover_.Init(pipe, tiling.tokens_per_copy, Larger(tiling.key.head_dim, tiling.value.head_dim));
+  }
+
+  __aicore__ inline void Process() {
+    ForEachPart(true);
+    AscendC::PipeBarrier<PIPE_ALL>();
+    AscendC::SyncAll();
+    ForEachPart(false);
+  }
+
+ private:
+  // A part is one head of one block, K or V. `staging`: into the workspace, else out of it.
+  __aicore__ inline void ForEachPart(bool staging) {
+    const int64_t num_cores = AscendC::GetBlockNum();
+    const int64_t num_parts = tiling_->num_copies * tiling_->num_kv_heads;
+    const int64_t num_keys = num_parts * tiling_->block_size * tiling_->key.head_dim;
+    for (int64_t part = AscendC::GetBlockIdx(); part < num_parts; part += num_cores) {
+      const int64_t copy = part / tiling_->num_kv_heads;
+      const int64_t source = IdOf(copy, 0);
+      const int64_t destination = IdOf(copy, 1);
+      if (!IsBlock(source) || !IsBlock(destination)) {
+        continue;
+      }
+      const int64_t block = staging ? source : destination;
+      MovePart(key_cache_, tiling_->key, block, part, 0, staging);
+      MovePart(value_cache_, tiling_->value, block, part, num_keys, staging);
+    }
+  }
+
+  __aicore__ inline void MovePart(const AscendC::GlobalTensor<T>& cache, const CacheLayout& layout,
+                                  int64_t block, int64_t part, int64_t staged_base, bool staging) {
+    const int64_t head = part % tiling_->num_kv_heads;
+    const int64_t in_cache = block * layout.block_stride + head * layout.head_stride;
+    const int64_t in_stage = staged_base + part * tiling_->block_size * layout.head_dim;
+    for (int64_t token = 0; token < tiling_->block_size; token += tiling_->tokens_per_copy) {
+      const int64_t count = Smaller(tiling_->tokens_per_copy, tiling_->block_size - token);
+      const AscendC::GlobalTensor<T> cached = cache[in_cache + token * layout.token_stride];
+      const AscendC::GlobalTensor<T> staged = staged_[in_stage + token * layout.head_dim];
+      if (staging) {
+        mover_.Move(staged, layout.head_dim, cached, layout.token_stride, count, layout.head_dim);
+      } else {
+        mover_.Move(cached, layout.token_stride, staged, layout.head_dim, count, layout.head_dim);
+      }
+    }
+  }
+
+  __aicore__ inline int64_t IdOf(int64_t copy, int64_t column) const {
+    const int64_t at = copy * tiling_->id_row_stride + column * tiling_->id_column_stride;
+    return tiling_->has_int64_ids != 0 ? ids64_.GetValue(at)
+                                       : static_cast<int64_t>(ids32_.GetValue(at));
+  }
+
+  __aicore__ inline bool IsBlock(int64_t id) const { return id >= 0 && id < tiling_->num_blocks; }
+
+  const CopyBlocksTilingData* tiling_;
+  AscendC::GlobalTensor<T> key_cache_;
+  AscendC::GlobalTensor<T> value_cache_;
+  AscendC::GlobalTensor<T> staged_;
+  AscendC::GlobalTensor<int64_t> ids64_;
+  AscendC::GlobalTensor<int32_t> ids32_;
+  RowMover<T> mover_;
+};
+
+#define PAGED_COPY_BLOCKS_ENTRY(name, type)                                            \
+  extern "C" __global__ __aicore__ void name(GM_ADDR key_cache, GM_ADDR value_cache,   \
+                                             GM_ADDR block_mapping, GM_ADDR workspace, \
+                                             GM_ADDR tiling) {                         \
+    const CopyBlocksTilingData data = *(__gm__ CopyBlocksTilingData*)tiling;           \
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIV_1_0);                                 \
+    AscendC::TPipe pipe;                                                               \
+    CopyBlocks<type> copy;                                                             \
+    copy.Init(key_cache, value_cache, block_mapping, workspace, data, &pipe);          \
+    copy.Process();                                                                    \
+  }
+
+// Plain copies: only the size of an element matters.
+PAGED_COPY_BLOCKS_ENTRY(paged_copy_blocks_16bit, half)
+PAGED_COPY_BLOCKS_ENTRY(paged_copy_blocks_32bit, float)

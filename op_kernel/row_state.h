@@ -1,0 +1,162 @@
+// The running softmax of up to kMaxRows rows, and how two of them fold into one.
+//
+// Invariant, with m = max, l = sum and o = acc over a set of keys:
+//   l = sum of e^(score - m),  o = sum of e^(score - m) * value.
+// The state of no keys is m = the lowest float, l = 0, o = 0. The lowest float stands in for -inf
+// because lowest - lowest is 0 where -inf - -inf is NaN; no finite score lies below it, and a score
+// of -inf still weighs 0.
+#pragma once
+
+#include "attention_tiling_data.h"
+#include "kernel_operator.h"
+
+constexpr float kLowest = -3.40282347e+38f;
+constexpr float kMinusInf = -__builtin_inff();
+constexpr int32_t kRepeatLanes = 64;  // floats of one vector repeat
+constexpr int32_t kBlockLanes = 8;    // floats of one 32-byte block
+
+__aicore__ inline void Barrier() { AscendC::PipeBarrier<PIPE_V>(); }
+
+// lanes[i] = value, the other lanes unchanged. Writes of one 32-byte block must not overtake each
+// other.
+__aicore__ inline void SetLane(const AscendC::LocalTensor<float>& lanes, int64_t i, float value) {
+  uint64_t mask[2] = {1ULL << i, 0};
+  AscendC::Duplicate(lanes, value, mask, 1, 1, kBlockLanes);
+  Barrier();
+}
+
+struct RowState {
+  AscendC::LocalTensor<float> max;  // a lane per row
+  AscendC::LocalTensor<float> sum;  // a lane per row
+  AscendC::LocalTensor<float> acc;  // [row][width]
+};
+
+// Working memory of the functions below.
+struct RowScratch {
+  AscendC::LocalTensor<float> new_max;  // kMaxRows lanes each
+  AscendC::LocalTensor<float> keep;
+  AscendC::LocalTensor<float> add;
+  AscendC::LocalTensor<float> factor;  // [kMaxRows][kBlockLanes]: a factor per row, broadcast
+};
+
+// Lanes of whole blocks that hold `rows` rows.
+__aicore__ inline int32_t LanesOf(int64_t rows) {
+  return static_cast<int32_t>((rows + kBlockLanes - 1) / kBlockLanes * kBlockLanes);
+}
+
+__aicore__ inline void Clear(const RowState& state, int64_t rows, int64_t width) {
+  AscendC::Duplicate(state.max, kLowest, LanesOf(rows));
+  AscendC::Duplicate(state.sum, 0.0f, LanesOf(rows));
+  AscendC::Duplicate(state.acc, 0.0f, static_cast<int32_t>(rows * width));
+  Barrier();
+}
+
+// factor[r][0..8) = lanes[r]
+__aicore__ inline void BroadcastLanes(const AscendC::LocalTensor<float>& factor,
+                                      const AscendC::LocalTensor<float>& lanes, int64_t rows) {
+  const AscendC::BrcbRepeatParams dense(1, kBlockLanes);
+  AscendC::Brcb(factor, lanes, static_cast<uint8_t>(LanesOf(rows) / kBlockLanes), dense);
+  Barrier();
+}
+
+// Repeats of one 64-lane column of `rows` rows of `width` floats; the second operand is a factor
+// per row.
+__aicore__ inline AscendC::BinaryRepeatParams ByRow(int64_t width) {
+  const uint8_t row = static_cast<uint8_t>(width / kBlockLanes);
+  return AscendC::BinaryRepeatParams(1, 1, 0, row, row, 1);
+}
+
+__aicore__ inline uint64_t ColumnMask(int64_t width, int64_t column) {
+  return static_cast<uint64_t>(width - column < kRepeatLanes ? width - column : kRepeatLanes);
+}
+
+// acc[r] *= factor[r]
+__aicore__ inline void MultiplyRows(const AscendC::LocalTensor<float>& acc,
+                                    const AscendC::LocalTensor<float>& factor, int64_t rows,
+                                    int64_t width) {
+  for (int64_t c = 0; c < width; c += kRepeatLanes) {
+    AscendC::Mul(acc[c], acc[c], factor, ColumnMask(width, c), static_cast<uint8_t>(rows),
+                 ByRow(width));
+  }
+  Barrier();
+}
+
+// acc[r] /= divisor[r]
+__aicore__ inline void DivideRows(const AscendC::LocalTensor<float>& acc,
+                                  const AscendC::LocalTensor<float>& divisor, int64_t rows,
+                                  int64_t width) {
+  for (int64_t c = 0; c < width; c += kRepeatLanes) {
+    AscendC::Div(acc[c], acc[c], divisor, ColumnMask(width, c), static_cast<uint8_t>(rows),
+                 ByRow(width));
+  }
+  Barrier();
+}
+
+// acc[r] += more[r] * factor[r]
+__aicore__ inline void AddScaledRows(const AscendC::LocalTensor<float>& acc,
+                                     const AscendC::LocalTensor<float>& more,
+                                     const AscendC::LocalTensor<float>& factor, int64_t rows,
+                                     int64_t width) {
+  for (int64_t c = 0; c < width; c += kRepeatLanes) {
+    AscendC::MulAddDst(acc[c], more[c], factor, ColumnMask(width, c), static_cast<uint8_t>(rows),
+                       ByRow(width));
+  }
+  Barrier();
+}
+
+// lanes = e^(from - to)
+__aicore__ inline void WeightLanes(const AscendC::LocalTensor<float>& lanes,
+                                   const AscendC::LocalTensor<float>& from,
+                                   const AscendC::LocalTensor<float>& to, int32_t count) {
+  AscendC::Sub(lanes, from, to, count);
+  Barrier();
+  AscendC::Exp(lanes, lanes, count);
+  Barrier();
+}
+
+// Folds `from`, the state over later keys, into `into`. Folding into an empty state copies exactly.
+__aicore__ inline void Fold(const RowState& into, const RowState& from, const RowScratch& scratch,
+                            int64_t rows, int64_t width) {
+  const int32_t lanes = LanesOf(rows);
+  AscendC::Max(scratch.new_max, into.max, from.max, lanes);
+  Barrier();
+  WeightLanes(scratch.keep, into.max, scratch.new_max, lanes);
+  WeightLanes(scratch.add, from.max, scratch.new_max, lanes);
+  AscendC::Mul(into.sum, into.sum, scratch.keep, lanes);
+  Barrier();
+  AscendC::MulAddDst(into.sum, from.sum, scratch.add, lanes);
+  AscendC::Adds(into.max, scratch.new_max, 0.0f, lanes);
+  BroadcastLanes(scratch.factor, scratch.keep, rows);
+  MultiplyRows(into.acc, scratch.factor, rows, width);
+  BroadcastLanes(scratch.factor, scratch.add, rows);
+  AddScaledRows(into.acc, from.acc, scratch.factor, rows, width);
+}
+
+// Lets a logit per row join the denominator; it has no value.
+__aicore__ inline void JoinSinks(const RowState& state, const AscendC::LocalTensor<float>& sinks,
+                                 const RowScratch& scratch, int64_t rows, int64_t width) {
+  const int32_t lanes = LanesOf(rows);
+  AscendC::Max(scratch.new_max, state.max, sinks, lanes);
+  Barrier();
+  WeightLanes(scratch.keep, state.max, scratch.new_max, lanes);
+  WeightLanes(scratch.add, sinks, scratch.new_max, lanes);
+  AscendC::Mul(state.sum, state.sum, scratch.keep, lanes);
+  Barrier();
+  AscendC::Add(state.sum, state.sum, scratch.add, lanes);
+  AscendC::Adds(state.max, scratch.new_max, 0.0f, lanes);
+  BroadcastLanes(scratch.factor, scratch.keep, rows);
+  MultiplyRows(state.acc, scratch.factor, rows, width);
+}
+
+// acc[r] /= sum[r], and max[r] becomes the log-sum-exp. A row without keys has acc 0 and stays 0.
+__aicore__ inline void Normalise(const RowState& state, const RowScratch& scratch, int64_t rows,
+                                 int64_t width) {
+  const int32_t lanes = LanesOf(rows);
+  AscendC::Ln(scratch.keep, state.sum, lanes);
+  // The largest key's weight is 1, so a sum is 0 or about 1 at least: only 0 is replaced.
+  AscendC::Maxs(scratch.add, state.sum, 1.0e-30f, lanes);
+  Barrier();
+  AscendC::Add(state.max, state.max, scratch.keep, lanes);
+  BroadcastLanes(scratch.factor, scratch.add, rows);
+  DivideRows(state.acc, scratch.factor, rows, width);
+}

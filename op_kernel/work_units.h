@@ -1,0 +1,129 @@
+// Cuts a call into units of work and deals them to the cores in turn.
+//
+// A unit is a row block (up to max_rows query rows of one sequence and KV head) against all the
+// keys it sees, or against one piece of them where the tiling splits. Every core enumerates the
+// same units from the lengths it reads, and takes each num_cores-th: no host and no other core
+// takes part.
+#pragma once
+
+#include "attention_tiling_data.h"
+#include "kernel_operator.h"
+#include "sequence.h"
+#include "visible.h"
+
+struct Unit {
+  Sequence sequence;
+  int64_t index;  // of the sequence
+  int64_t kv_head;
+  int64_t row_begin;  // rows (token, head of the group), the head running fastest
+  int64_t num_rows;
+  int64_t piece;  // the first one
+  Visible keys;   // that some row sees, inside the piece if the tiling splits
+};
+
+// One query row of a unit.
+struct Row {
+  int64_t token;  // of the call
+  int64_t head;
+  int64_t position;  // in the sequence
+};
+
+__aicore__ inline Row RowAt(const AttentionTilingData& tiling, const Unit& unit, int64_t i) {
+  const int64_t group = tiling.num_heads / tiling.num_kv_heads;
+  const int64_t row = unit.row_begin + i;
+  const Sequence& sequence = unit.sequence;
+  return {sequence.first_token + row / group, unit.kv_head * group + row % group,
+          sequence.length - sequence.new_tokens + row / group};
+}
+
+class WorkUnits {
+ public:
+  __aicore__ inline void Init(const AttentionTilingData& tiling, const Sequences& sequences,
+                              int64_t core, int64_t num_cores) {
+    tiling_ = &tiling;
+    sequences_ = &sequences;
+    num_cores_ = num_cores;
+    skip_ = core;
+    sequence_ = -1;
+    block_ = 0;
+    num_blocks_ = 0;
+    piece_ = 0;
+    end_piece_ = 0;
+  }
+
+  // Finds this core's next unit. False: there is none.
+  __aicore__ inline bool Next(Unit& unit) {
+    while (Advance()) {
+      if (skip_ == 0) {
+        skip_ = num_cores_ - 1;
+        unit = unit_;
+        if (tiling_->split != 0) {
+          unit.piece = piece_;
+          unit.keys.first = Larger(unit_.keys.first, piece_ * kPiece);
+          unit.keys.last = Smaller(unit_.keys.last, (piece_ + 1) * kPiece);
+        }
+        return true;
+      }
+      --skip_;
+    }
+    return false;
+  }
+
+ private:
+  // Moves to the next unit of any core. A row block that sees nothing is one unit too: it writes
+  // zeros.
+  __aicore__ inline bool Advance() {
+    if (tiling_->split != 0 && piece_ + 1 < end_piece_) {
+      ++piece_;
+      return true;
+    }
+    while (block_ == num_blocks_) {
+      if (++sequence_ == tiling_->batch) {
+        --sequence_;
+        return false;
+      }
+      OpenSequence();
+    }
+    OpenBlock();
+    ++block_;
+    return true;
+  }
+
+  __aicore__ inline void OpenSequence() {
+    unit_.sequence = sequences_->At(sequence_);
+    unit_.index = sequence_;
+    const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
+    num_rows_ = unit_.sequence.new_tokens * group;
+    blocks_per_head_ = (num_rows_ + tiling_->max_rows - 1) / tiling_->max_rows;
+    num_blocks_ = blocks_per_head_ * tiling_->num_kv_heads;
+    block_ = 0;
+  }
+
+  __aicore__ inline void OpenBlock() {
+    unit_.kv_head = block_ / blocks_per_head_;
+    unit_.row_begin = block_ % blocks_per_head_ * tiling_->max_rows;
+    unit_.num_rows = Smaller(tiling_->max_rows, num_rows_ - unit_.row_begin);
+    // Both ends of what a row sees grow with its position.
+    const int64_t length = unit_.sequence.length;
+    const Row first = RowAt(*tiling_, unit_, 0);
+    const Row last = RowAt(*tiling_, unit_, unit_.num_rows - 1);
+    unit_.keys.first = VisibleKeys(*tiling_, length, first.position).first;
+    unit_.keys.last = VisibleKeys(*tiling_, length, last.position).last;
+    unit_.piece = unit_.keys.first / kPiece;
+    piece_ = unit_.piece;
+    end_piece_ = (unit_.keys.last + kPiece - 1) / kPiece;
+  }
+
+  const AttentionTilingData* tiling_;
+  const Sequences* sequences_;
+  int64_t num_cores_;
+  int64_t skip_;
+  int64_t sequence_;
+  int64_t num_rows_;
+  int64_t blocks_per_head_;
+  int64_t block_;
+  int64_t num_blocks_;
+  int64_t piece_;
+  int64_t end_piece_;
+  Unit unit_;
+};
