@@ -10,6 +10,9 @@ CXX, CXXFLAGS
     The compiler and extra flags for every unit.
 PAGED_SANITIZE
     "1" builds with AddressSanitizer and UndefinedBehaviorSanitizer (see ``make sanitize``).
+ASCEND_HOME_PATH, PAGED_SOC
+    Where CANN is, and the chip to compile the Ascend kernels for (by default Ascend910B1). Without
+    the first, everything is built but these kernels.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
 CSRC = ROOT / "paged_ops" / "csrc"
+OP_KERNEL = ROOT / "op_kernel"
+OP_HOST = ROOT / "op_host"
 
 # The oldest torch whose stable ABI has what the library calls (parallel_for, optional arguments).
 TORCH_TARGET = "2.10"
@@ -58,6 +63,11 @@ ISAS_BY_MACHINE = {
 # instance of a template gives the same bits. The warning is a false alarm of GCC 12 inside its own
 # AVX-512 headers (_mm512_undefined_ps).
 KERNEL_FLAGS = ["-ffp-contract=off", "-Wno-maybe-uninitialized"]
+
+
+# Where a CANN keeps its device compiler, and the architecture of the 910B and 910_93 chips.
+BISHENG_FOLDERS = ("bin", "compiler/ccec_compiler/bin", "tools/bisheng_compiler/bin")
+NPU_ARCH = "dav-2201"
 
 
 @dataclass(frozen=True)
@@ -113,11 +123,47 @@ def units(torch_dir: Path) -> list[Unit]:
         for isa, isa_flags in isas().items():
             flags = [f"-DPAGED_ISA={isa}", f"-DPAGED_ISA_{isa.upper()}", *KERNEL_FLAGS, *isa_flags]
             found.append(Unit(f"cpu.{stem}.isa.{isa}", source, flags))
+    for source in sorted([*(CSRC / "npu").glob("*.cpp"), *OP_HOST.glob("*.cpp")]):
+        flags = [f"-I{ROOT}", *(torch_flags if source.stem == "library_npu" else [])]
+        found.append(Unit(f"{source.parent.name}.{source.stem}", source, flags))
     return found
 
 
+def bisheng() -> Path | None:
+    """Return the device compiler of the CANN that ASCEND_HOME_PATH names, None without one."""
+    home = os.environ.get("ASCEND_HOME_PATH")
+    if home is None:
+        return None
+    compilers = [Path(home) / folder / "bisheng" for folder in BISHENG_FOLDERS]
+    return next((compiler for compiler in compilers if compiler.exists()), None)
+
+
+def kernel_lines(compiler: Path, folder: Path) -> list[str]:
+    """Return the lines of build.ninja that compile each source of op_kernel to a device binary."""
+    home = os.environ["ASCEND_HOME_PATH"]
+    includes = " ".join(
+        f"-I{home}/{path}"
+        for path in (
+            "include",
+            "compiler/tikcpp/tikcfw",
+            "compiler/tikcpp/tikcfw/impl",
+            "compiler/tikcpp/tikcfw/interface",
+        )
+    )
+    lines = [
+        "rule kernel",
+        f"  command = {compiler} -x cce --cce-aicore-only -std=c++17 -O2 --npu-arch={NPU_ARCH}"
+        f" {includes} -I{OP_KERNEL} -MD -MF $out.d -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+    ]
+    for source in sorted(OP_KERNEL.glob("*.cpp")):
+        lines.append(f"build {folder / source.stem}.o: kernel {source}")
+    return lines
+
+
 def ninja_file(found: list[Unit], library: Path, torch_dir: Path) -> str:
-    """Return the text of build.ninja: one rule to compile, one to link."""
+    """Return the text of build.ninja: rules to compile and to link, and one for Ascend kernels."""
     sanitize = "-fsanitize=address,undefined" if os.environ.get("PAGED_SANITIZE") == "1" else ""
     undefined = "-undefined dynamic_lookup" if sys.platform == "darwin" else ""
     lines = [
@@ -138,15 +184,24 @@ def ninja_file(found: list[Unit], library: Path, torch_dir: Path) -> str:
         ]
     objects = " ".join(f"{unit.name}.o" for unit in found)
     lines.append(f"build {library}: link {objects}")
+    if compiler := bisheng():
+        lines += kernel_lines(compiler, library.parent / "kernels" / soc())
     return "\n".join(lines) + "\n"
 
 
+def soc() -> str:
+    """Return the chip that the Ascend kernels are compiled for."""
+    return os.environ.get("PAGED_SOC", "Ascend910B1")
+
+
 def npu_status() -> str:
-    """Say whether the Ascend part is built, in one line."""
+    """Say whether the Ascend kernels are built, in one line."""
     home = os.environ.get("ASCEND_HOME_PATH")
     if home is None:
         return "not built: no CANN here (ASCEND_HOME_PATH is not set)"
-    return f"not built: this version has no kernel for CANN ({home})"
+    if bisheng() is None:
+        return f"not built: no bisheng in {home}/{{{','.join(BISHENG_FOLDERS)}}}"
+    return f"built for {soc()} by {bisheng()}"
 
 
 def build_record() -> dict[str, object]:
@@ -182,13 +237,15 @@ class NinjaBuild(build_ext):
             sys.exit("paged_ops: the compiled library could not be built, see the messages above")
         record = build_record()
         library.with_name("_build.json").write_text(json.dumps(record, indent=2) + "\n")
-        print(f"paged_ops: CPU kernels {', '.join(isas())}; NPU part {record['npu']}")
+        print(f"paged_ops: CPU kernels {', '.join(isas())}; NPU kernels {record['npu']}")
 
     def copy_extensions_to_source(self) -> None:
-        """Copy the record along with the library in an editable or in-place build."""
+        """Copy what lies beside the library too, in an editable or in-place build."""
         super().copy_extensions_to_source()
-        record = Path(self.build_lib) / "paged_ops" / "_build.json"
-        self.copy_file(str(record), str(ROOT / "paged_ops"))
+        built = Path(self.build_lib) / "paged_ops"
+        self.copy_file(str(built / "_build.json"), str(ROOT / "paged_ops"))
+        if (built / "kernels").exists():
+            self.copy_tree(str(built / "kernels"), str(ROOT / "paged_ops" / "kernels"))
 
     def get_ext_filename(self, fullname: str) -> str:
         """Name the library without a Python version: it holds no Python code."""

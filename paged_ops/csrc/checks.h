@@ -1,6 +1,10 @@
 // Validates the arguments of each op and fills its params struct. Nothing is computed or written
 // before every check of a call has passed.
 //
+// A function named check_<op>_shapes looks at everything but the values of lengths, tables, slots
+// and mappings, so it serves tensors of any device; check_<op>_values reads those values and needs
+// them on the host. check_<op> is both, for the CPU.
+//
 // A refusal is a std::runtime_error (RuntimeError in Python) that names the op, the argument, its
 // value and what was expected. paged_ops/_ops.py refuses the same shapes, dtypes and options in the
 // same words for fake tensors.
@@ -264,10 +268,8 @@ std::vector<T> copy_of(const Argument& arg) {
   return values;
 }
 
-// block_tables and seq_lens: shapes, dtypes, and lengths that fit the table.
-inline std::vector<int32_t> check_lengths(const Checks& checks, const Pool& pool,
-                                          const Argument& block_tables, const Argument& seq_lens,
-                                          const Argument& like) {
+inline void check_length_shapes(const Checks& checks, const Argument& block_tables,
+                                const Argument& seq_lens, const Argument& like) {
   checks.rank(block_tables, 2, "[batch, max_blocks_per_seq]");
   checks.rank(seq_lens, 1, "[batch]");
   checks.dtype(block_tables, ScalarType::Int);
@@ -275,6 +277,12 @@ inline std::vector<int32_t> check_lengths(const Checks& checks, const Pool& pool
   checks.same_device(block_tables, like);
   checks.same_device(seq_lens, like);
   checks.size(block_tables, 0, seq_lens.size(0), "batch, the length of seq_lens");
+}
+
+// Lengths that fit the table.
+inline std::vector<int32_t> check_length_values(const Checks& checks, const Pool& pool,
+                                                const Argument& block_tables,
+                                                const Argument& seq_lens) {
   std::vector<int32_t> lengths = copy_of<int32_t>(seq_lens);
   const int64_t columns = block_tables.size(1);
   for (size_t i = 0; i < lengths.size(); ++i) {
@@ -307,26 +315,32 @@ inline void check_block_ids(const Checks& checks, const Pool& pool, const BlockT
   }
 }
 
-// query_start_loc, or one query token per sequence where it is None.
-inline std::vector<int32_t> check_query_start_loc(const Checks& checks,
-                                                  const OptionalTensor& tensor,
-                                                  const Argument& query, int64_t batch) {
-  const int64_t num_tokens = query.size(0);
+inline void check_query_start_loc_shape(const Checks& checks, const OptionalTensor& tensor,
+                                        const Argument& query, int64_t batch) {
   if (!tensor.has_value()) {
-    if (num_tokens != batch) {
-      checks.refuse("query.shape[0] is ", num_tokens, ", expected ", batch,
+    if (query.size(0) != batch) {
+      checks.refuse("query.shape[0] is ", query.size(0), ", expected ", batch,
                     ": without query_start_loc every sequence has one query token");
     }
-    std::vector<int32_t> starts(batch + 1);
-    for (int64_t i = 0; i <= batch; ++i) starts[i] = static_cast<int32_t>(i);
-    return starts;
+    return;
   }
   const Argument arg("query_start_loc", *tensor);
   checks.rank(arg, 1, "[batch + 1]");
   checks.dtype(arg, ScalarType::Int);
   checks.same_device(arg, query);
   checks.size(arg, 0, batch + 1, "batch + 1");
-  std::vector<int32_t> starts = copy_of<int32_t>(arg);
+}
+
+// query_start_loc, or one query token per sequence where it is None.
+inline std::vector<int32_t> check_query_start_loc_values(const Checks& checks,
+                                                         const OptionalTensor& tensor,
+                                                         int64_t num_tokens, int64_t batch) {
+  if (!tensor.has_value()) {
+    std::vector<int32_t> starts(batch + 1);
+    for (int64_t i = 0; i <= batch; ++i) starts[i] = static_cast<int32_t>(i);
+    return starts;
+  }
+  std::vector<int32_t> starts = copy_of<int32_t>(Argument("query_start_loc", *tensor));
   if (starts[0] != 0) checks.refuse("query_start_loc[0] is ", starts[0], ", expected 0");
   for (int64_t i = 0; i < batch; ++i) {
     if (starts[i + 1] < starts[i]) {
@@ -341,16 +355,19 @@ inline std::vector<int32_t> check_query_start_loc(const Checks& checks,
   return starts;
 }
 
-// alibi_slopes or sinks; empty where it is None.
-inline std::vector<float> check_per_head(const Checks& checks, const char* name,
-                                         const OptionalTensor& tensor, const Argument& query) {
-  if (!tensor.has_value()) return {};
+// alibi_slopes or sinks.
+inline void check_per_head_shape(const Checks& checks, const char* name,
+                                 const OptionalTensor& tensor, const Argument& query) {
+  if (!tensor.has_value()) return;
   const Argument arg(name, *tensor);
   checks.rank(arg, 1, "[num_heads]");
   checks.dtype(arg, ScalarType::Float);
   checks.same_device(arg, query);
   checks.size(arg, 0, query.size(1), "num_heads of query");
-  return copy_of<float>(arg);
+}
+
+inline std::vector<float> per_head_values(const char* name, const OptionalTensor& tensor) {
+  return tensor.has_value() ? copy_of<float>(Argument(name, *tensor)) : std::vector<float>();
 }
 
 // The options of attention as the caller gives them.
@@ -407,14 +424,15 @@ inline void check_query(const Checks& checks, const Argument& query, const Pool&
   }
 }
 
-// Everything but where the output goes.
-inline AttentionCall check_attention(const Checks& checks, const Tensor& query_tensor,
-                                     const Tensor& key_cache_tensor,
-                                     const Tensor& value_cache_tensor,
-                                     const Tensor& block_tables_tensor,
-                                     const Tensor& seq_lens_tensor,
-                                     const OptionalTensor& query_start_loc,
-                                     const AttentionOptions& options) {
+// Everything but values and where the output goes. The pointers to what has values to be checked
+// (lengths, slopes, sinks) stay null.
+inline AttentionParams check_attention_shapes(const Checks& checks, const Tensor& query_tensor,
+                                              const Tensor& key_cache_tensor,
+                                              const Tensor& value_cache_tensor,
+                                              const Tensor& block_tables_tensor,
+                                              const Tensor& seq_lens_tensor,
+                                              const OptionalTensor& query_start_loc,
+                                              const AttentionOptions& options) {
   const Argument query("query", query_tensor);
   const Argument key_cache("key_cache", key_cache_tensor);
   const Argument value_cache("value_cache", value_cache_tensor);
@@ -423,34 +441,60 @@ inline AttentionCall check_attention(const Checks& checks, const Tensor& query_t
   checks.rank(query, 3, "[num_tokens, num_heads, head_dim]");
   checks.element(query);
   checks.dense_last(query);
-  AttentionCall call;
-  AttentionParams& params = call.params;
+  AttentionParams params = {};
   params.pool =
       check_pool(checks, key_cache, value_cache, query, options.key_scale, options.value_scale);
   check_query(checks, query, params.pool);
   check_scalars(checks, options, query.size(2), params);
-  call.alibi_slopes = check_per_head(checks, "alibi_slopes", options.alibi_slopes, query);
-  call.sinks = check_per_head(checks, "sinks", options.sinks, query);
-  call.seq_lens = check_lengths(checks, params.pool, block_tables, seq_lens, query);
+  check_per_head_shape(checks, "alibi_slopes", options.alibi_slopes, query);
+  check_per_head_shape(checks, "sinks", options.sinks, query);
+  check_length_shapes(checks, block_tables, seq_lens, query);
   params.batch = seq_lens.size(0);
-  call.query_start_loc = check_query_start_loc(checks, query_start_loc, query, params.batch);
+  check_query_start_loc_shape(checks, query_start_loc, query, params.batch);
+  params.block_tables = tables_of(block_tables);
+  params.num_heads = query.size(1);
+  params.query = rows_of(query);
+  return params;
+}
+
+// Lengths, starts and the block ids of what some row sees: only that is ever read, so only that is
+// required to be valid. `call.params` comes from check_attention_shapes.
+inline void check_attention_values(const Checks& checks, const Tensor& block_tables_tensor,
+                                   const Tensor& seq_lens, const OptionalTensor& query_start_loc,
+                                   int64_t num_tokens, AttentionCall& call) {
+  AttentionParams& params = call.params;
+  const Argument block_tables("block_tables", block_tables_tensor);
+  call.seq_lens =
+      check_length_values(checks, params.pool, block_tables, Argument("seq_lens", seq_lens));
+  call.query_start_loc =
+      check_query_start_loc_values(checks, query_start_loc, num_tokens, params.batch);
   params.block_tables = tables_of(block_tables);
   params.seq_lens = call.seq_lens.data();
   params.query_start_loc = call.query_start_loc.data();
-  params.num_heads = query.size(1);
-  params.query = rows_of(query);
-  params.alibi_slopes = options.alibi_slopes.has_value() ? call.alibi_slopes.data() : nullptr;
-  params.sinks = options.sinks.has_value() ? call.sinks.data() : nullptr;
-  params.lse = nullptr;
   for (int64_t i = 0; i < params.batch; ++i) {
     const int64_t new_tokens = params.query_start_loc[i + 1] - params.query_start_loc[i];
     if (new_tokens == 0) continue;
-    // Only what some row sees is ever read, so only that is required to be valid.
     const int64_t length = params.seq_lens[i];
     const Visible keys = {visible(params, length, length - new_tokens).first,
                           visible(params, length, length - 1).last};
     check_block_ids(checks, params.pool, params.block_tables, i, keys);
   }
+}
+
+// Everything but where the output goes.
+inline AttentionCall check_attention(const Checks& checks, const Tensor& query,
+                                     const Tensor& key_cache, const Tensor& value_cache,
+                                     const Tensor& block_tables, const Tensor& seq_lens,
+                                     const OptionalTensor& query_start_loc,
+                                     const AttentionOptions& options) {
+  AttentionCall call;
+  call.params = check_attention_shapes(checks, query, key_cache, value_cache, block_tables,
+                                       seq_lens, query_start_loc, options);
+  check_attention_values(checks, block_tables, seq_lens, query_start_loc, query.size(0), call);
+  call.alibi_slopes = per_head_values("alibi_slopes", options.alibi_slopes);
+  call.sinks = per_head_values("sinks", options.sinks);
+  call.params.alibi_slopes = options.alibi_slopes.has_value() ? call.alibi_slopes.data() : nullptr;
+  call.params.sinks = options.sinks.has_value() ? call.sinks.data() : nullptr;
   return call;
 }
 
@@ -500,18 +544,19 @@ inline void check_new_rows(const Checks& checks, const Argument& rows, const Arg
   }
 }
 
-inline WriteKvCall check_write_kv(const Checks& checks, const Tensor& key_tensor,
-                                  const Tensor& value_tensor, const Tensor& key_cache_tensor,
-                                  const Tensor& value_cache_tensor,
-                                  const Tensor& slot_mapping_tensor,
-                                  const OptionalTensor& key_scale,
-                                  const OptionalTensor& value_scale) {
+// Everything but the values of slot_mapping, whose pointer stays null.
+inline WriteKvParams check_write_kv_shapes(const Checks& checks, const Tensor& key_tensor,
+                                           const Tensor& value_tensor,
+                                           const Tensor& key_cache_tensor,
+                                           const Tensor& value_cache_tensor,
+                                           const Tensor& slot_mapping_tensor,
+                                           const OptionalTensor& key_scale,
+                                           const OptionalTensor& value_scale) {
   const Argument key("key", key_tensor);
   const Argument value("value", value_tensor);
   const Argument key_cache("key_cache", key_cache_tensor);
   const Argument value_cache("value_cache", value_cache_tensor);
   const Argument slot_mapping("slot_mapping", slot_mapping_tensor);
-  WriteKvCall call;
   checks.rank(key, 3, "[num_tokens, num_kv_heads, head_dim]");
   checks.element(key);
   Pool pool = check_pool(checks, key_cache, value_cache, key, key_scale, value_scale);
@@ -529,20 +574,37 @@ inline WriteKvCall check_write_kv(const Checks& checks, const Tensor& key_tensor
     checks.no_shared_memory(*cache, key);
     checks.no_shared_memory(*cache, value);
   }
-  call.slot_mapping = slot_mapping.dtype == ScalarType::Int
-                          ? copy_of<int64_t, int32_t>(slot_mapping)
-                          : copy_of<int64_t>(slot_mapping);
-  for (size_t i = 0; i < call.slot_mapping.size(); ++i) {
-    const int64_t slot = call.slot_mapping[i];
+  pool.key = written_cache_of(key_cache);
+  pool.value = written_cache_of(value_cache);
+  return {pool, rows_of(key), rows_of(value), nullptr, key.size(0)};
+}
+
+inline std::vector<int64_t> check_write_kv_values(const Checks& checks, const Pool& pool,
+                                                  const Tensor& slot_mapping_tensor) {
+  const Argument slot_mapping("slot_mapping", slot_mapping_tensor);
+  std::vector<int64_t> slots = slot_mapping.dtype == ScalarType::Int
+                                   ? copy_of<int64_t, int32_t>(slot_mapping)
+                                   : copy_of<int64_t>(slot_mapping);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const int64_t slot = slots[i];
     if (slot < -1 || (slot >= 0 && slot / pool.block_size >= pool.num_blocks)) {
       checks.refuse("slot_mapping[", i, "] is ", slot, ", expected -1 (write nothing) or 0 to ",
                     pool.num_blocks * pool.block_size - 1, ": the pool has ", pool.num_blocks,
                     " blocks of ", pool.block_size, " tokens");
     }
   }
-  pool.key = written_cache_of(key_cache);
-  pool.value = written_cache_of(value_cache);
-  call.params = {pool, rows_of(key), rows_of(value), call.slot_mapping.data(), key.size(0)};
+  return slots;
+}
+
+inline WriteKvCall check_write_kv(const Checks& checks, const Tensor& key, const Tensor& value,
+                                  const Tensor& key_cache, const Tensor& value_cache,
+                                  const Tensor& slot_mapping, const OptionalTensor& key_scale,
+                                  const OptionalTensor& value_scale) {
+  WriteKvCall call;
+  call.params = check_write_kv_shapes(checks, key, value, key_cache, value_cache, slot_mapping,
+                                      key_scale, value_scale);
+  call.slot_mapping = check_write_kv_values(checks, call.params.pool, slot_mapping);
+  call.params.slot_mapping = call.slot_mapping.data();
   return call;
 }
 
@@ -566,8 +628,29 @@ inline std::vector<int64_t> pairs_of(const Argument& block_mapping) {
   return pairs;
 }
 
-inline void check_block_pairs(const Checks& checks, const Pool& pool,
-                              const std::vector<int64_t>& pairs) {
+// Everything but the values of block_mapping, whose pointer stays null.
+inline CopyBlocksParams check_copy_blocks_shapes(const Checks& checks,
+                                                 const Tensor& key_cache_tensor,
+                                                 const Tensor& value_cache_tensor,
+                                                 const Tensor& block_mapping_tensor) {
+  const Argument key_cache("key_cache", key_cache_tensor);
+  const Argument value_cache("value_cache", value_cache_tensor);
+  const Argument block_mapping("block_mapping", block_mapping_tensor);
+  Pool pool = check_pool(checks, key_cache, value_cache, key_cache, std::nullopt, std::nullopt);
+  checks.no_expanded_dimension(key_cache);
+  checks.no_expanded_dimension(value_cache);
+  checks.rank(block_mapping, 2, "[num_copies, 2]");
+  checks.size(block_mapping, 1, 2, "(source, destination)");
+  check_index_dtype(checks, block_mapping);
+  checks.same_device(block_mapping, key_cache);
+  pool.key = written_cache_of(key_cache);
+  pool.value = written_cache_of(value_cache);
+  return {pool, nullptr, block_mapping.size(0)};
+}
+
+inline std::vector<int64_t> check_copy_blocks_values(const Checks& checks, const Pool& pool,
+                                                     const Tensor& block_mapping) {
+  std::vector<int64_t> pairs = pairs_of(Argument("block_mapping", block_mapping));
   std::vector<int64_t> destinations;
   for (size_t i = 0; i < pairs.size(); ++i) {
     if (pairs[i] < 0 || pairs[i] >= pool.num_blocks) {
@@ -582,27 +665,15 @@ inline void check_block_pairs(const Checks& checks, const Pool& pool,
     checks.refuse("block_mapping has destination ", *twice,
                   " more than once, expected distinct destinations");
   }
+  return pairs;
 }
 
-inline CopyBlocksCall check_copy_blocks(const Checks& checks, const Tensor& key_cache_tensor,
-                                        const Tensor& value_cache_tensor,
-                                        const Tensor& block_mapping_tensor) {
-  const Argument key_cache("key_cache", key_cache_tensor);
-  const Argument value_cache("value_cache", value_cache_tensor);
-  const Argument block_mapping("block_mapping", block_mapping_tensor);
+inline CopyBlocksCall check_copy_blocks(const Checks& checks, const Tensor& key_cache,
+                                        const Tensor& value_cache, const Tensor& block_mapping) {
   CopyBlocksCall call;
-  Pool pool = check_pool(checks, key_cache, value_cache, key_cache, std::nullopt, std::nullopt);
-  checks.no_expanded_dimension(key_cache);
-  checks.no_expanded_dimension(value_cache);
-  checks.rank(block_mapping, 2, "[num_copies, 2]");
-  checks.size(block_mapping, 1, 2, "(source, destination)");
-  check_index_dtype(checks, block_mapping);
-  checks.same_device(block_mapping, key_cache);
-  call.block_mapping = pairs_of(block_mapping);
-  check_block_pairs(checks, pool, call.block_mapping);
-  pool.key = written_cache_of(key_cache);
-  pool.value = written_cache_of(value_cache);
-  call.params = {pool, call.block_mapping.data(), block_mapping.size(0)};
+  call.params = check_copy_blocks_shapes(checks, key_cache, value_cache, block_mapping);
+  call.block_mapping = check_copy_blocks_values(checks, call.params.pool, block_mapping);
+  call.params.block_mapping = call.block_mapping.data();
   return call;
 }
 
@@ -626,7 +697,8 @@ inline GatherKvCall check_gather_kv(const Checks& checks, const Tensor& key_cach
   GatherKvCall call;
   GatherKvParams& params = call.params;
   params.pool = check_pool(checks, key_cache, value_cache, key_cache, key_scale, value_scale);
-  call.seq_lens = check_lengths(checks, params.pool, block_tables, seq_lens, key_cache);
+  check_length_shapes(checks, block_tables, seq_lens, key_cache);
+  call.seq_lens = check_length_values(checks, params.pool, block_tables, seq_lens);
   params.block_tables = tables_of(block_tables);
   params.seq_lens = call.seq_lens.data();
   params.batch = seq_lens.size(0);

@@ -1,0 +1,86 @@
+#include "npu/launch.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+
+namespace paged::npu {
+namespace {
+
+// Each source of op_kernel is one binary, <stem>.o, in a folder per chip beside this library.
+// PAGED_KERNELS names another folder.
+std::filesystem::path binaries_folder() {
+  const char* named = std::getenv("PAGED_KERNELS");
+  if (named != nullptr) return std::filesystem::absolute(named);
+  Dl_info self;
+  dladdr(reinterpret_cast<const void*>(&binaries_folder), &self);
+  return std::filesystem::absolute(self.dli_fname).parent_path() / "kernels" / this_soc().name;
+}
+
+BinaryHandle load_binary(const std::string& stem) {
+  const std::string path = binaries_folder() / (stem + ".o");
+  if (!std::filesystem::exists(path)) {
+    throw std::runtime_error("there is no NPU kernel at " + path +
+                             ": build paged_ops where ASCEND_HOME_PATH names a CANN");
+  }
+  BinaryHandle binary = nullptr;
+  check_acl(acl().aclrtBinaryLoadFromFile(path.c_str(), nullptr, &binary),
+            "aclrtBinaryLoadFromFile");
+  return binary;
+}
+
+// The kernel on the device that is current. A binary is loaded once per device, because a loaded
+// one lies in the memory of one device.
+FunctionHandle find_kernel(int device, const Kernel& kernel) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, std::string>, BinaryHandle> binaries;
+  static std::map<std::pair<int, std::string>, FunctionHandle> functions;
+  const std::lock_guard lock(mutex);
+  FunctionHandle& function = functions[{device, kernel.name}];
+  if (function == nullptr) {
+    BinaryHandle& binary = binaries[{device, kernel.stem}];
+    if (binary == nullptr) binary = load_binary(kernel.stem);
+    check_acl(acl().aclrtBinaryGetFunction(binary, kernel.name.c_str(), &function),
+              "aclrtBinaryGetFunction");
+  }
+  return function;
+}
+
+}  // namespace
+
+const Soc& this_soc() {
+  static const std::string name = acl().aclrtGetSocName();
+  const Soc* soc = find_soc(name);
+  if (soc == nullptr) throw std::runtime_error("there is no tiling for the chip " + name);
+  return *soc;
+}
+
+void launch(const Target& target, const Kernel& kernel, int64_t num_cores,
+            std::span<const void* const> pointers, std::span<const std::byte> tiling) {
+  FunctionHandle function = find_kernel(target.device, kernel);
+  ArgumentsHandle arguments;
+  check_acl(acl().aclrtKernelArgsInit(function, &arguments), "aclrtKernelArgsInit");
+  ParameterHandle parameter;
+  for (const void* pointer : pointers) {
+    check_acl(acl().aclrtKernelArgsAppend(arguments, &pointer, sizeof(pointer), &parameter),
+              "aclrtKernelArgsAppend");
+  }
+  check_acl(acl().aclrtKernelArgsAppendPlaceHolder(arguments, &parameter),
+            "aclrtKernelArgsAppendPlaceHolder");
+  void* buffer;
+  check_acl(acl().aclrtKernelArgsGetPlaceHolderBuffer(arguments, parameter, tiling.size(), &buffer),
+            "aclrtKernelArgsGetPlaceHolderBuffer");
+  std::memcpy(buffer, tiling.data(), tiling.size());
+  check_acl(acl().aclrtKernelArgsFinalize(arguments), "aclrtKernelArgsFinalize");
+  check_acl(acl().aclrtLaunchKernelWithConfig(function, static_cast<uint32_t>(num_cores),
+                                              target.stream, nullptr, arguments, nullptr),
+            "aclrtLaunchKernelWithConfig");
+}
+
+}  // namespace paged::npu

@@ -1,0 +1,189 @@
+"""The Ascend kernels on simulated cores: values, rules, counters, and the bits of a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paged_ops import reference
+from tests.sim import kernel_calls
+from tests.sim.cases import CASES, Case, make_case
+from tests.sim.tiling import AttentionTilingData
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+# Half an ulp of the largest output, and the error of the float32 arithmetic itself.
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 2.0**-11 + 3e-6, torch.bfloat16: 2.0**-8 + 3e-6}
+
+
+def run(case: Case, **how: Any) -> kernel_calls.AttentionRun:
+    result = kernel_calls.attention(*case.tensors, **case.options, **how)
+    assert result.result.violations == ()
+    return result
+
+
+def in_float64(case: Case) -> tuple[Tensor, Tensor]:
+    query, key_cache, value_cache, *rest = case.tensors
+    return reference.attention_with_lse(
+        query.double(), key_cache.double(), value_cache.double(), *rest, **case.options
+    )
+
+
+def assert_close(result: kernel_calls.AttentionRun, expected: tuple[Tensor, Tensor]) -> None:
+    output, lse = expected
+    error = (result.output.double() - output).abs().max()
+    assert error <= TOLERANCE[result.output.dtype] * max(output.abs().max(), 1e-3)
+    finite = torch.isfinite(lse)
+    assert torch.equal(torch.isfinite(result.lse), finite)
+    assert torch.allclose(result.lse.double()[finite], lse.double()[finite], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention_is_the_reference_and_keeps_the_rules(dtype: torch.dtype, name: str) -> None:
+    case = make_case(dtype, **CASES[name])
+    assert_close(run(case), in_float64(case))
+
+
+@settings(max_examples=25)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    lengths=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 20)), min_size=1, max_size=4),
+    num_kv_heads=st.integers(1, 3),
+    group=st.integers(1, 9),
+    head_dim=st.sampled_from([16, 64, 80, 96, 128, 192, 256]),
+    head_dim_v=st.sampled_from([16, 64, 112, 128]),
+    block_size=st.sampled_from([1, 5, 16, 32, 128]),
+    causal=st.booleans(),
+    sliding_window=st.sampled_from([None, 1, 20, 600]),
+    softcap=st.sampled_from([0.0, 5.0]),
+    sinks=st.sampled_from([None, True]),
+    alibi_slopes=st.sampled_from([None, True]),
+    cores=st.sampled_from([3, 40, 48]),
+    seed=st.integers(0, 2**16),
+)
+def test_any_call_is_the_reference_whatever_the_order_of_the_cores(
+    dtype: torch.dtype, lengths: list[tuple[int, int]], cores: int, seed: int, **shape: Any
+) -> None:
+    seq_lens = [length for length, _ in lengths]
+    query_lens = [new for _, new in lengths]
+    if sum(query_lens) == 0:
+        query_lens[0] = 1
+    case = make_case(dtype, seq_lens=seq_lens, query_lens=query_lens, seed=seed, **shape)
+    assert_close(run(case, cores=cores, seed=seed), in_float64(case))
+
+
+@pytest.mark.parametrize("name", ["decode, ragged", "mixed", "all options"])
+def test_the_order_of_the_cores_and_their_number_change_no_bit(name: str) -> None:
+    case = make_case(torch.float16, **CASES[name])
+    first = run(case)
+    for seed, cores in ((1, 48), (2, 48), (3, 40), (4, 5), (5, 1)):
+        again = run(case, seed=seed, cores=cores)
+        assert torch.equal(first.output, again.output)
+        assert torch.equal(first.lse, again.lse)
+
+
+@pytest.mark.parametrize("name", ["decode, ragged", "sinks", "window past the first piece"])
+def test_states_folded_in_a_core_and_through_the_workspace_give_the_same_bits(name: str) -> None:
+    def whole(tiling: AttentionTilingData) -> None:
+        tiling.split = 0
+
+    case = make_case(torch.float16, **CASES[name])
+    split = run(case)
+    assert split.tiling.split == 1
+    assert torch.equal(split.output, run(case, adjust=whole).output)
+
+
+def test_a_row_has_the_same_bits_in_decode_and_in_prefill() -> None:
+    case = make_case(torch.float16, seq_lens=[130], query_lens=[130])
+    prefill = run(case)
+    decode = kernel_calls.attention(case.query[-1:], *case.tensors[1:-1])
+    assert torch.equal(prefill.output[-1:], decode.output)
+
+
+def test_two_launches_with_one_tiling_follow_lengths_and_tables_changed_in_place() -> None:
+    case = make_case(torch.float16, seq_lens=[600, 40])
+    run(case)
+    case.seq_lens.copy_(torch.tensor([30, 600]))
+    case.block_tables.copy_(case.block_tables.flip(0))
+    case.block_tables[1, :3] = case.block_tables[1, :3].flip(0)
+    assert_close(run(case), in_float64(case))
+
+
+@pytest.mark.parametrize("bad", [-1, 2**31 - 1, -(2**31)])
+def test_no_table_or_length_makes_the_kernel_read_outside_the_cache(bad: int) -> None:
+    case = make_case(torch.float16, seq_lens=[600, 40], query_lens=[2, 3])
+    case.block_tables.fill_(bad)
+    run(case)
+    case.seq_lens.fill_(bad)
+    run(case)
+    case.query_start_loc[1] = bad
+    run(case)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 32), (32, 8)])
+def test_decode_reads_each_key_and_value_once_and_spreads_the_work(
+    num_heads: int, num_kv_heads: int
+) -> None:
+    group = num_heads // num_kv_heads
+    case = make_case(
+        torch.float16, seq_lens=[2048] * 16, num_kv_heads=num_kv_heads, group=group, head_dim=128
+    )
+    counters = run(case).result.counters
+    least = 2 * 16 * 2048 * num_kv_heads * 128 * 2
+    assert counters.total.gm_read_bytes <= 1.05 * least
+    busiest = max(core.total_cycles for core in counters.cores)
+    assert busiest * len(counters.cores) <= 1.10 * sum(c.total_cycles for c in counters.cores)
+    if group == 1:
+        assert min(core.busy_share("MTE2") for core in counters.cores) >= 0.85
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("slot_dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("head_dim", [8, 100, 128])
+def test_write_kv_is_the_reference(
+    dtype: torch.dtype, slot_dtype: torch.dtype, head_dim: int
+) -> None:
+    key, value = torch.randn(40, 3, head_dim).to(dtype), torch.randn(40, 3, 72).to(dtype)
+    key_cache, value_cache = torch.zeros(9, 16, 3, head_dim), torch.zeros(9, 16, 3, 72)
+    caches = [key_cache.to(dtype), value_cache.to(dtype)]
+    slots = torch.randperm(9 * 16)[:40].to(slot_dtype)
+    slots[3] = -1
+    slots[7] = slots[5]
+    expected = [cache.clone() for cache in caches]
+    reference.write_kv(key, value, *expected, slots)
+    result = kernel_calls.write_kv(key, value, *caches, slots, seed=1)
+    assert result.violations == ()
+    assert torch.equal(caches[0], expected[0])
+    assert torch.equal(caches[1], expected[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_copy_blocks_reads_every_block_before_it_writes_one(dtype: torch.dtype) -> None:
+    caches = [torch.randn(9, 16, 3, 64).to(dtype), torch.randn(9, 16, 3, 40).to(dtype)]
+    mapping = torch.tensor([[0, 1], [1, 2], [5, 6], [6, 5], [8, 8], [3, 4]])
+    expected = [cache.clone() for cache in caches]
+    reference.copy_blocks(*expected, mapping)
+    result = kernel_calls.copy_blocks(*caches, mapping, seed=3)
+    assert result.violations == ()
+    assert torch.equal(caches[0], expected[0])
+    assert torch.equal(caches[1], expected[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_merge_states_is_the_reference(dtype: torch.dtype) -> None:
+    outs = [torch.randn(5, 19, 80).to(dtype) for _ in range(2)]
+    lses = [3 * torch.randn(5, 19) for _ in range(2)]
+    lses[0][0, :7] = lses[1][0, 5:9] = -torch.inf
+    outs[0][0, :7] = torch.nan
+    out, lse, result = kernel_calls.merge_states(outs[0], lses[0], outs[1], lses[1])
+    assert result.violations == ()
+    wide = [tensor.double() for tensor in outs]
+    expected, expected_lse = reference.merge_states(wide[0], lses[0], wide[1], lses[1])
+    error = (out.double() - expected).abs().max()
+    assert error <= TOLERANCE[dtype] * expected.abs().max()
+    assert torch.allclose(lse, expected_lse.float(), rtol=1e-6, atol=1e-6)
