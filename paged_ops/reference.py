@@ -1,0 +1,610 @@
+"""The definition of every op of this package, in readable torch.
+
+Each function here has the signature and the meaning of the compiled op of the same name. The
+tests hold the ops against these functions, and the documentation points at them. Nothing is done
+for speed: one sequence at a time, one query token at a time, all in plain tensor arithmetic.
+Arguments are taken to be valid; the ops check theirs, these functions leave that to torch.
+
+Attention
+---------
+A sequence of ``n`` tokens has its keys and values in ``ceil(n / block_size)`` blocks, named in
+order by its row of ``block_tables``. The last ``m`` of the ``n`` tokens are new in this call and
+have queries. New token ``j`` sits at position ``p = n - m + j`` and sees key ``k`` if and only if
+
+    0 <= k < n   and   (not causal or k <= p)   and   (no window or k > p - sliding_window)
+
+Those keys are one contiguous range, possibly empty. Query head ``h`` reads KV head
+``h // (num_heads // num_kv_heads)``. With ``q`` the query and ``K``, ``V`` the keys and values
+that it sees::
+
+    s_k = scale * dot(q, K_k)                        scale
+    s_k = softcap * tanh(s_k / softcap)              softcap, when it is not 0
+    s_k = s_k + alibi_slopes[h] * (k - p)            ALiBi: 0 at the query itself
+    Z   = sum_k exp(s_k) + exp(sinks[h])             the sink: one more logit, without a value
+    output = sum_k exp(s_k) * V_k / Z
+    lse    = log(Z)
+
+A query that sees no key has output 0; its ``lse`` is the sink, or ``-inf`` where there is none.
+Because ``lse`` is the log of the whole denominator, results over disjoint sets of keys can be
+merged exactly (`merge_states`), provided that only one of them carries the sink.
+
+Online form
+-----------
+`attention_by_blocks` computes the same block by block, as FlashAttention and PagedAttention do,
+and never holds more than one block of scores. For each block with scores ``s`` and values ``V``::
+
+    M'   = max(M, max(s))
+    Z'   = Z * exp(M - M') + sum(exp(s - M'))
+    acc' = acc * exp(M - M') + exp(s - M') @ V
+
+and at the end ``output = acc / Z`` and ``lse = M + log(Z)``. It starts from ``M = sink, Z = 1``
+(``M = -inf, Z = 0`` without a sink) and ``acc = 0``: the sink is a key whose value is zero.
+
+Precision
+---------
+The arithmetic is float64 when the input is float64, and float32 for every other dtype. Outputs
+have the dtype of ``query``; ``lse`` has the dtype of the arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "attention",
+    "attention_by_blocks",
+    "attention_with_lse",
+    "copy_blocks",
+    "gather_kv",
+    "merge_states",
+    "write_kv",
+]
+
+
+def attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    sliding_window: int | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> Tensor:
+    """Attend over a paged KV cache; see the module's text for the formulas.
+
+    Parameters
+    ----------
+    query : Tensor
+        ``[num_tokens, num_heads, head_dim]``, the new tokens of all sequences, one sequence
+        after the other. Any floating dtype.
+    key_cache : Tensor
+        ``[num_blocks, block_size, num_kv_heads, head_dim]``, the dtype of ``query``.
+    value_cache : Tensor
+        ``[num_blocks, block_size, num_kv_heads, head_dim_v]``, the dtype of ``query``.
+    block_tables : Tensor
+        ``[batch, max_blocks_per_seq]``, int32: the block ids of each sequence, in order. Entries
+        past ``ceil(seq_lens[i] / block_size)`` may hold anything.
+    seq_lens : Tensor
+        ``[batch]``, int32: tokens of each sequence in the cache, the new ones included.
+    query_start_loc : Tensor, optional
+        ``[batch + 1]``, int32: the queries of sequence ``i`` are the rows
+        ``query_start_loc[i]`` to ``query_start_loc[i + 1] - 1``. None: one row per sequence.
+    scale : float, optional
+        Factor on the dot products; None means ``head_dim ** -0.5``.
+    causal : bool
+        Whether a query sees only keys up to its own position.
+    sliding_window : int, optional
+        How many keys a query sees at most, counted back from its own position, its own included.
+    softcap : float
+        Bound on the scores' magnitude; 0 turns it off.
+    alibi_slopes : Tensor, optional
+        ``[num_heads]``, float32: bias per position of distance.
+    sinks : Tensor, optional
+        ``[num_heads]``, float32: one extra logit in the denominator, neither scaled nor capped.
+    key_scale, value_scale : None
+        Reserved for quantised caches.
+
+    Returns
+    -------
+    Tensor
+        ``[num_tokens, num_heads, head_dim_v]``, the dtype of ``query``.
+
+    Raises
+    ------
+    NotImplementedError
+        If ``key_scale`` or ``value_scale`` is given.
+
+    See Also
+    --------
+    attention_with_lse : The same, and the log of the softmax denominator.
+    attention_by_blocks : The same, by the online algorithm.
+
+    Examples
+    --------
+    One sequence of three tokens in blocks 2 and 0 of a pool with blocks of two. All keys are
+    equal, so the output is the mean of the values 1, 2 and 6; what lies past the third token is
+    never read.
+
+    >>> import torch
+    >>> from paged_ops import reference
+    >>> key_cache = torch.zeros(3, 2, 1, 4)
+    >>> value_cache = torch.full((3, 2, 1, 1), float("nan"))
+    >>> value_cache[2, 0], value_cache[2, 1], value_cache[0, 0] = 1.0, 2.0, 6.0
+    >>> block_tables = torch.tensor([[2, 0]], dtype=torch.int32)
+    >>> seq_lens = torch.tensor([3], dtype=torch.int32)
+    >>> query = torch.ones(1, 1, 4)
+    >>> output = reference.attention(query, key_cache, value_cache, block_tables, seq_lens)
+    >>> output.round(decimals=4)
+    tensor([[[3.]]])
+    """
+    output, _ = attention_with_lse(
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        query_start_loc,
+        scale=scale,
+        causal=causal,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        key_scale=key_scale,
+        value_scale=value_scale,
+    )
+    return output
+
+
+def attention_with_lse(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    sliding_window: int | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attend over a paged KV cache and return the log of the denominator too.
+
+    The parameters are those of `attention`.
+
+    Returns
+    -------
+    output : Tensor
+        ``[num_tokens, num_heads, head_dim_v]``, the dtype of ``query``.
+    lse : Tensor
+        ``[num_tokens, num_heads]``: natural log of the softmax denominator, the sink included;
+        ``-inf`` for a row without keys and without a sink.
+
+    Raises
+    ------
+    NotImplementedError
+        If ``key_scale`` or ``value_scale`` is given.
+
+    Examples
+    --------
+    The second of two new tokens sees two equal keys with score 0, so Z = 2.
+
+    >>> import torch
+    >>> from paged_ops import reference
+    >>> cache = torch.zeros(1, 2, 1, 4)
+    >>> table, length = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
+    >>> start = torch.tensor([0, 2], dtype=torch.int32)
+    >>> query = torch.ones(2, 1, 4)
+    >>> output, lse = reference.attention_with_lse(query, cache, cache, table, length, start)
+    >>> lse.exp()
+    tensor([[1.],
+            [2.]])
+    """
+    _refuse_scales(key_scale, value_scale)
+    scores = _ScoreRule(
+        scale=query.shape[2] ** -0.5 if scale is None else scale,
+        softcap=softcap,
+        alibi_slopes=_in_arithmetic(alibi_slopes, query),
+    )
+    sinks = _in_arithmetic(sinks, query)
+    output, lse = _empty_results(query, value_cache)
+
+    for sequence, rows in _sequences(query, seq_lens, query_start_loc):
+        length = int(seq_lens[sequence])
+        keys = _gather(key_cache, block_tables[sequence], length).to(output.dtype)
+        values = _gather(value_cache, block_tables[sequence], length).to(output.dtype)
+        for j, row in enumerate(rows):
+            position = length - len(rows) + j
+            seen = _visible_keys(position, length, causal, sliding_window)
+            output[row], lse[row] = _softmax_of_one_query(
+                scores.of(query[row].to(output.dtype), keys[seen], position - seen.start),
+                values[seen],
+                sinks,
+            )
+    return output.to(query.dtype), lse
+
+
+def attention_by_blocks(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    sliding_window: int | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute `attention_with_lse` with an online softmax, one block of the cache at a time.
+
+    Parameters, results and errors are those of `attention_with_lse`, to within rounding. This is
+    the algorithm that the compiled kernels follow.
+    """
+    _refuse_scales(key_scale, value_scale)
+    scores = _ScoreRule(
+        scale=query.shape[2] ** -0.5 if scale is None else scale,
+        softcap=softcap,
+        alibi_slopes=_in_arithmetic(alibi_slopes, query),
+    )
+    sinks = _in_arithmetic(sinks, query)
+    output, lse = _empty_results(query, value_cache)
+    block_size = key_cache.shape[1]
+
+    for sequence, rows in _sequences(query, seq_lens, query_start_loc):
+        length = int(seq_lens[sequence])
+        for j, row in enumerate(rows):
+            position = length - len(rows) + j
+            seen = _visible_keys(position, length, causal, sliding_window)
+            state = _OnlineSoftmax(query.shape[1], value_cache.shape[3], sinks, output)
+            for index in range(seen.start // block_size, -(-seen.stop // block_size)):
+                block = int(block_tables[sequence, index])
+                first = index * block_size
+                inside = slice(max(seen.start - first, 0), min(seen.stop - first, block_size))
+                state.add(
+                    scores.of(
+                        query[row].to(output.dtype),
+                        key_cache[block, inside].to(output.dtype),
+                        position - first - inside.start,
+                    ),
+                    value_cache[block, inside].to(output.dtype),
+                )
+            output[row], lse[row] = state.result()
+    return output.to(query.dtype), lse
+
+
+def write_kv(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> None:
+    """Write the keys and values of new tokens into their slots of the cache, in place.
+
+    Parameters
+    ----------
+    key : Tensor
+        ``[num_tokens, num_kv_heads, head_dim]``, the dtype of ``key_cache``.
+    value : Tensor
+        ``[num_tokens, num_kv_heads, head_dim_v]``, the dtype of ``value_cache``.
+    key_cache : Tensor
+        ``[num_blocks, block_size, num_kv_heads, head_dim]``, changed in place.
+    value_cache : Tensor
+        ``[num_blocks, block_size, num_kv_heads, head_dim_v]``, changed in place.
+    slot_mapping : Tensor
+        ``[num_tokens]``, int64 or int32: ``block * block_size + offset`` for each token, or -1
+        for a token that is not written. Of tokens with the same slot the last one stays.
+    key_scale, value_scale : None
+        Reserved for quantised caches.
+
+    Raises
+    ------
+    NotImplementedError
+        If ``key_scale`` or ``value_scale`` is given.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from paged_ops import reference
+    >>> cache = torch.zeros(2, 2, 1, 1)
+    >>> key = torch.tensor([7.0, 8.0, 9.0]).view(3, 1, 1)
+    >>> reference.write_kv(key, key, cache, cache.clone(), torch.tensor([3, -1, 0]))
+    >>> cache.flatten()
+    tensor([9., 0., 0., 7.])
+    """
+    _refuse_scales(key_scale, value_scale)
+    block_size = key_cache.shape[1]
+    for token, slot in enumerate(slot_mapping.tolist()):
+        if slot != -1:
+            block, offset = divmod(slot, block_size)
+            key_cache[block, offset] = key[token]
+            value_cache[block, offset] = value[token]
+
+
+def merge_states(
+    out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Merge attention over two disjoint sets of keys into attention over both.
+
+    With ``lse = log(exp(lse_a) + exp(lse_b))`` the merged output is
+    ``out_a * exp(lse_a - lse) + out_b * exp(lse_b - lse)``. A state whose ``lse`` is ``-inf`` saw
+    nothing and adds nothing, whatever its output holds.
+
+    Parameters
+    ----------
+    out_a, out_b : Tensor
+        ``[num_tokens, num_heads, head_dim_v]``, of one dtype.
+    lse_a, lse_b : Tensor
+        ``[num_tokens, num_heads]``, natural logs as `attention_with_lse` returns them. If the
+        attention has sinks, only one of the two states may carry them.
+
+    Returns
+    -------
+    out : Tensor
+        ``[num_tokens, num_heads, head_dim_v]``, the dtype of ``out_a``.
+    lse : Tensor
+        ``[num_tokens, num_heads]``; ``-inf`` where both are, and ``out`` is 0 there.
+
+    Examples
+    --------
+    One key with value 2 and three keys with value 6, all with score 0.
+
+    >>> import torch
+    >>> from paged_ops import reference
+    >>> out, lse = reference.merge_states(
+    ...     torch.full((1, 1, 1), 2.0), torch.zeros(1, 1),
+    ...     torch.full((1, 1, 1), 6.0), torch.full((1, 1), 3.0).log(),
+    ... )
+    >>> out, lse.exp()
+    (tensor([[[5.]]]), tensor([[4.]]))
+    """
+    dtype = _arithmetic_dtype(out_a)
+    lse_a, lse_b = lse_a.to(dtype), lse_b.to(dtype)
+    lse = torch.logaddexp(lse_a, lse_b)
+
+    def share(out: Tensor, lse_of_part: Tensor) -> Tensor:
+        weighted = out.to(dtype) * torch.exp(lse_of_part - lse).unsqueeze(-1)
+        return torch.where(torch.isneginf(lse_of_part).unsqueeze(-1), 0.0, weighted)
+
+    return (share(out_a, lse_a) + share(out_b, lse_b)).to(out_a.dtype), lse
+
+
+def copy_blocks(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -> None:
+    """Copy whole blocks of the cache, in place, all reads before any write.
+
+    Because of that order a chain (0 to 1, 1 to 2) moves the old contents along, and a swap
+    (0 to 1, 1 to 0) exchanges two blocks.
+
+    Parameters
+    ----------
+    key_cache : Tensor
+        ``[num_blocks, block_size, num_kv_heads, head_dim]``, changed in place.
+    value_cache : Tensor
+        ``[num_blocks, block_size, num_kv_heads, head_dim_v]``, changed in place.
+    block_mapping : Tensor
+        ``[n, 2]``, int64 or int32: pairs of source and destination block. Each block is the
+        destination of at most one pair.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from paged_ops import reference
+    >>> cache = torch.arange(3.0).view(3, 1, 1, 1).clone()
+    >>> reference.copy_blocks(cache, cache.clone(), torch.tensor([[0, 1], [1, 2]]))
+    >>> cache.flatten()
+    tensor([0., 0., 1.])
+    """
+    source, destination = block_mapping.long().unbind(1)
+    # Indexing with a tensor copies. Both caches are read before either is written, because one
+    # may be a view of the other (value_cache = key_cache[..., :head_dim_v]).
+    keys, values = key_cache[source], value_cache[source]
+    key_cache[destination] = keys
+    value_cache[destination] = values
+
+
+def gather_kv(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    num_tokens: int | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Collect the keys and values of all sequences into contiguous tensors.
+
+    Parameters
+    ----------
+    key_cache : Tensor
+        ``[num_blocks, block_size, num_kv_heads, head_dim]``.
+    value_cache : Tensor
+        ``[num_blocks, block_size, num_kv_heads, head_dim_v]``.
+    block_tables : Tensor
+        ``[batch, max_blocks_per_seq]``, int32: the block ids of each sequence, in order.
+    seq_lens : Tensor
+        ``[batch]``, int32: tokens of each sequence in the cache.
+    num_tokens : int, optional
+        ``sum(seq_lens)``, for callers that know it.
+    key_scale, value_scale : None
+        Reserved for quantised caches.
+
+    Returns
+    -------
+    key : Tensor
+        ``[sum(seq_lens), num_kv_heads, head_dim]``, sequence after sequence.
+    value : Tensor
+        ``[sum(seq_lens), num_kv_heads, head_dim_v]``.
+
+    Raises
+    ------
+    NotImplementedError
+        If ``key_scale`` or ``value_scale`` is given.
+    ValueError
+        If ``num_tokens`` is not ``sum(seq_lens)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from paged_ops import reference
+    >>> cache = torch.arange(6.0).view(3, 2, 1, 1)
+    >>> table = torch.tensor([[2, 0], [1, -1]], dtype=torch.int32)
+    >>> key, _ = reference.gather_kv(cache, cache, table, torch.tensor([3, 1], dtype=torch.int32))
+    >>> key.flatten()
+    tensor([4., 5., 0., 2.])
+    """
+    _refuse_scales(key_scale, value_scale)
+    lengths = seq_lens.tolist()
+    if num_tokens is not None and num_tokens != sum(lengths):
+        raise ValueError(f"num_tokens is {num_tokens}, expected sum(seq_lens) = {sum(lengths)}")
+
+    def pack(cache: Tensor) -> Tensor:
+        nothing = cache.new_empty(0, *cache.shape[2:])
+        parts = (_gather(cache, table, n) for table, n in zip(block_tables, lengths, strict=True))
+        return torch.cat([nothing, *parts])
+
+    return pack(key_cache), pack(value_cache)
+
+
+@dataclass(frozen=True)
+class _ScoreRule:
+    """How a dot product becomes a score: scale, then softcap, then ALiBi."""
+
+    scale: float
+    softcap: float
+    alibi_slopes: Tensor | None
+
+    def of(self, query: Tensor, keys: Tensor, distance: int) -> Tensor:
+        """Score one query token against consecutive keys.
+
+        ``query`` is ``[num_heads, head_dim]``, ``keys`` is ``[n, num_kv_heads, head_dim]``, and
+        ``distance`` says how far before the query the first key lies. Returns ``[num_heads, n]``.
+        """
+        num_heads, num_kv_heads = query.shape[0], keys.shape[1]
+        # Consecutive query heads share a KV head, so a reshape brings them together.
+        grouped = query.reshape(num_kv_heads, num_heads // num_kv_heads, query.shape[1])
+        scores = torch.einsum("hgd,khd->hgk", grouped, keys).reshape(num_heads, keys.shape[0])
+        scores = scores * self.scale
+        if self.softcap > 0.0:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        if self.alibi_slopes is not None:
+            offsets = torch.arange(keys.shape[0], dtype=scores.dtype, device=scores.device)
+            scores = scores + self.alibi_slopes.unsqueeze(1) * (offsets - distance)
+        return scores
+
+
+def _softmax_of_one_query(
+    scores: Tensor, values: Tensor, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Weigh ``values [n, num_kv_heads, head_dim_v]`` by the softmax of ``scores [num_heads, n]``.
+
+    Returns ``[num_heads, head_dim_v]`` and the log of the denominator, ``[num_heads]``.
+    """
+    logits = scores if sinks is None else torch.cat([scores, sinks.unsqueeze(1)], dim=1)
+    lse = torch.logsumexp(logits, dim=1)
+    return _weigh(torch.exp(scores - lse.unsqueeze(1)), values), lse
+
+
+class _OnlineSoftmax:
+    """The running maximum, denominator and weighted sum of one query token, for all its heads."""
+
+    def __init__(self, num_heads: int, head_dim_v: int, sinks: Tensor | None, like: Tensor) -> None:
+        if sinks is None:
+            sinks = like.new_full((num_heads,), -math.inf)
+        self.maximum = sinks
+        self.denominator = torch.where(torch.isneginf(sinks), 0.0, torch.ones_like(sinks))
+        self.accumulator = like.new_zeros(num_heads, head_dim_v)
+
+    def add(self, scores: Tensor, values: Tensor) -> None:
+        """Take in one block: ``scores [num_heads, n]``, ``values [n, num_kv_heads, ...]``."""
+        maximum = torch.maximum(self.maximum, scores.amax(dim=1))
+        rescale = torch.exp(self.maximum - maximum)
+        weights = torch.exp(scores - maximum.unsqueeze(1))
+        self.denominator = self.denominator * rescale + weights.sum(dim=1)
+        self.accumulator = self.accumulator * rescale.unsqueeze(1) + _weigh(weights, values)
+        self.maximum = maximum
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Return the output ``[num_heads, head_dim_v]`` and the lse ``[num_heads]``."""
+        nothing_seen = self.denominator == 0.0
+        divisor = torch.where(nothing_seen, 1.0, self.denominator).unsqueeze(1)
+        return self.accumulator / divisor, self.maximum + torch.log(self.denominator)
+
+
+def _weigh(weights: Tensor, values: Tensor) -> Tensor:
+    """Sum ``values [n, num_kv_heads, head_dim_v]`` with ``weights [num_heads, n]``."""
+    num_heads, num_kv_heads = weights.shape[0], values.shape[1]
+    grouped = weights.reshape(num_kv_heads, num_heads // num_kv_heads, weights.shape[1])
+    return torch.einsum("hgk,khd->hgd", grouped, values).reshape(num_heads, values.shape[2])
+
+
+def _visible_keys(position: int, length: int, causal: bool, sliding_window: int | None) -> slice:
+    """Return the range of keys, of ``length`` in all, that the query at ``position`` sees."""
+    start = 0 if sliding_window is None else max(0, position - sliding_window + 1)
+    stop = position + 1 if causal else length
+    return slice(start, stop) if start < stop else slice(0, 0)
+
+
+def _gather(cache: Tensor, block_table: Tensor, length: int) -> Tensor:
+    """Return the first ``length`` tokens of a sequence, ``[length, num_kv_heads, ...]``."""
+    num_needed = -(-length // cache.shape[1])
+    return cache[block_table[:num_needed].long()].flatten(0, 1)[:length]
+
+
+def _sequences(
+    query: Tensor, seq_lens: Tensor, query_start_loc: Tensor | None
+) -> Iterator[tuple[int, range]]:
+    """Yield each sequence's index and its rows of ``query``."""
+    batch = seq_lens.shape[0]
+    bounds = list(range(batch + 1)) if query_start_loc is None else query_start_loc.tolist()
+    for sequence in range(batch):
+        yield sequence, range(bounds[sequence], bounds[sequence + 1])
+
+
+def _empty_results(query: Tensor, value_cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Return output and lse of rows that see nothing, in the dtype of the arithmetic."""
+    num_tokens, num_heads = query.shape[:2]
+    output = query.new_zeros(
+        num_tokens, num_heads, value_cache.shape[3], dtype=_arithmetic_dtype(query)
+    )
+    return output, output.new_full((num_tokens, num_heads), -math.inf)
+
+
+def _arithmetic_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _in_arithmetic(per_head: Tensor | None, query: Tensor) -> Tensor | None:
+    return None if per_head is None else per_head.to(_arithmetic_dtype(query))
+
+
+def _refuse_scales(key_scale: Tensor | None, value_scale: Tensor | None) -> None:
+    if key_scale is not None or value_scale is not None:
+        raise NotImplementedError("key_scale and value_scale: quantised caches are not defined yet")

@@ -1,0 +1,1 @@
+"""Cases, strategies and checks that several test files share."""

@@ -1,0 +1,151 @@
+"""The ops have no gradient, and say so instead of returning a wrong one or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import paged_ops
+from tests.support.checks import same_bits
+from tests.support.sequences import PagedCase, Placement, make_sequences, normal, place
+
+READING = ("attention", "attention_with_lse", "gather_kv", "merge_states")
+WRITING = ("attention.out", "write_kv", "copy_blocks")
+
+
+def arguments_of(op: str) -> dict[str, Any]:
+    case = place(make_sequences([5, 9], [2, 3]), Placement(block_size=4))
+    if op == "merge_states":
+        names = ("out_a", "lse_a", "out_b", "lse_b")
+        return dict(zip(names, (*case.run(), *case.run()), strict=True))
+    caches = {"key_cache": case.key_cache, "value_cache": case.value_cache}
+    if op == "write_kv":
+        rows = normal((2, 1, 16), torch.float32, 1)
+        return {**caches, "key": rows, "value": rows.clone(), "slot_mapping": torch.tensor([0, 5])}
+    if op == "copy_blocks":
+        return {**caches, "block_mapping": torch.tensor([[0, 1]])}
+    tables = {"block_tables": case.block_tables, "seq_lens": case.seq_lens}
+    if op == "gather_kv":
+        return {**caches, **tables}
+    arguments = {**caches, **tables, "query": case.query, "query_start_loc": case.query_start_loc}
+    if op == "attention.out":
+        arguments["out"] = torch.empty(5, 2, 16)
+    return arguments
+
+
+def function_of(op: str) -> Callable[..., Any]:
+    name, _, overload = op.partition(".")
+    packet = getattr(torch.ops.paged, name)
+    return getattr(packet, overload) if overload else packet
+
+
+def float_arguments(op: str) -> list[str]:
+    return [
+        name
+        for name, value in arguments_of(op).items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    ]
+
+
+def first(result: Any) -> Tensor:
+    return result if isinstance(result, Tensor) else result[0]
+
+
+@pytest.mark.parametrize(
+    ("op", "argument"), [(op, name) for op in READING for name in float_arguments(op)]
+)
+def test_forward_runs_and_backward_says_that_there_is_none(op: str, argument: str) -> None:
+    arguments = arguments_of(op)
+    want = first(function_of(op)(**arguments))
+    arguments[argument] = arguments[argument].clone().requires_grad_()
+    output = first(function_of(op)(**arguments))
+    assert same_bits(output.detach(), want)
+    assert output.requires_grad
+    with pytest.raises(NotImplementedError, match=f"paged::{op} "):
+        output.sum().backward()
+    assert arguments[argument].grad is None
+
+
+def test_backward_through_the_lse_alone_is_refused_too() -> None:
+    arguments = arguments_of("attention_with_lse")
+    arguments["query"].requires_grad_()
+    _, lse = torch.ops.paged.attention_with_lse(**arguments)
+    with pytest.raises(NotImplementedError, match="paged::attention_with_lse "):
+        lse.sum().backward()
+
+
+@pytest.mark.parametrize(("name", "size"), [("alibi_slopes", 2), ("sinks", 2)])
+def test_learned_sinks_and_slopes_get_no_silent_zero_gradient(name: str, size: int) -> None:
+    arguments = arguments_of("attention")
+    arguments[name] = torch.zeros(size, requires_grad=True)
+    output = torch.ops.paged.attention(**arguments)
+    with pytest.raises(NotImplementedError, match="paged::attention "):
+        output.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("op", "argument"), [(op, name) for op in WRITING for name in float_arguments(op)]
+)
+def test_a_write_that_would_need_a_gradient_is_refused_at_the_call(op: str, argument: str) -> None:
+    """Nothing would ever call the backward of a write: waiting for it loses the gradient."""
+    arguments = arguments_of(op)
+    before = {name: value.clone() for name, value in arguments.items()}
+    arguments[argument] = arguments[argument].clone().requires_grad_()
+    with pytest.raises(NotImplementedError, match=f"paged::{op.partition('.')[0]}"):
+        function_of(op)(**arguments)
+    for name, value in arguments.items():
+        if name != "out":
+            assert same_bits(value.detach(), before[name])
+
+
+@pytest.mark.parametrize("op", [*READING, *WRITING])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=lambda m: m.__name__)
+def test_without_gradients_inputs_that_require_one_are_fine(op: str, mode: Any) -> None:
+    arguments = arguments_of(op)
+    want = arguments_of(op)
+    for name in float_arguments(op):
+        arguments[name].requires_grad_()
+    with mode():
+        result = function_of(op)(**arguments)
+    expected = function_of(op)(**want)
+    if op in READING:
+        assert not first(result).requires_grad
+        assert same_bits(first(result), first(expected))
+    else:
+        written = "out" if op == "attention.out" else "key_cache"
+        assert same_bits(arguments[written].detach(), want[written])
+
+
+@pytest.mark.parametrize("op", [*READING, *WRITING])
+def test_tensors_made_in_inference_mode_are_taken(op: str) -> None:
+    with torch.inference_mode():
+        arguments = arguments_of(op)
+        function_of(op)(**arguments)
+
+
+def test_inputs_without_gradients_give_outputs_without_gradients() -> None:
+    for op in READING:
+        assert not first(function_of(op)(**arguments_of(op))).requires_grad
+
+
+@pytest.mark.parametrize("op", WRITING)
+def test_autograd_sees_that_a_write_changed_its_tensors(op: str) -> None:
+    """A tensor saved for another backward, then overwritten, must not be used silently."""
+    arguments = arguments_of(op)
+    written = ("out",) if op == "attention.out" else ("key_cache", "value_cache")
+    versions = {name: arguments[name]._version for name in written}
+    function_of(op)(**arguments)
+    for name in written:
+        assert arguments[name]._version > versions[name]
+
+
+def test_the_public_functions_behave_like_the_ops() -> None:
+    case: PagedCase = place(make_sequences([5], [2]), Placement())
+    query = case.query.requires_grad_()
+    output = paged_ops.attention(query, *case.tensors[1:])
+    with pytest.raises(NotImplementedError, match="paged::attention "):
+        output.sum().backward()
