@@ -1,0 +1,91 @@
+# Each target starts from a machine with python3 (3.10 or later, with venv), g++ and make, and does
+# whatever is missing first. A second run does only what a change made necessary.
+
+PYTHON     ?= python3
+CXX        ?= g++
+# The exact version, because pip may have a CPU-only file of it where a range brings a CUDA build.
+TORCH      ?= torch==2.13.0
+FUZZ_CALLS ?= 100000
+
+VENV    := .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip -qq --disable-pip-version-check
+LIBRARY := paged_ops/_C.abi3.so
+
+CXX_FOLDERS := $(wildcard paged_ops/csrc op_host op_kernel tests)
+CXX_FILES   := $(shell find $(CXX_FOLDERS) -name '*.cpp' -o -name '*.h')
+BUILD_INPUT := setup.py $(filter-out tests/%,$(CXX_FILES))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test nightly lint format sanitize clean
+
+help:
+	@echo 'make demo      build, then let a small language model answer several prompts at once'
+	@echo 'make test      build, then run the tests'
+	@echo 'make nightly   the property tests with 10,000 examples each'
+	@echo 'make lint      ruff, mypy and clang-format, changing nothing'
+	@echo 'make format    let ruff and clang-format rewrite the sources'
+	@echo 'make sanitize  the op tests and a fuzzing run on a library built with ASan and UBSan'
+	@echo 'make clean     remove the builds and the virtual environment'
+
+demo: $(VENV)/.demo $(LIBRARY)
+	$(BIN)/python -m paged_ops.demo
+
+test: $(VENV)/.test $(LIBRARY)
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q
+
+nightly: $(VENV)/.test $(LIBRARY)
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -m hypothesis
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+# The environment: torch and the build tools first, because the build runs without isolation; then one
+# stamp for each extra. An extra's install builds the library too, so it waits for $(LIBRARY) and finds
+# nothing left to compile.
+
+$(VENV)/.torch:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install '$(TORCH)' 'setuptools>=77' ninja
+	@touch $@
+
+$(VENV)/.demo $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: pyproject.toml $(VENV)/.torch | $(LIBRARY)
+	$(PIP) install --no-build-isolation --editable '.[$*]'
+	@touch $@
+
+$(LIBRARY): $(BUILD_INPUT) $(VENV)/.torch
+	CXX='$(CXX)' $(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+# Python itself isn't instrumented, so the sanitizers' runtimes are loaded ahead of it, and libstdc++
+# with them: ASan looks for the exception functions to intercept when it starts. Leaks aren't looked
+# for, since the interpreter never frees all that it holds.
+
+SANITIZED   := build/sanitize/$(LIBRARY)
+OP_TESTS     = $(wildcard tests/test_attention*.py) $(addprefix tests/test_,bad_input.py \
+               copy_blocks.py gather_kv.py merge_states.py write_kv.py)
+RUNTIMES     = $(foreach name,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(name).so))
+SANITIZERS   = LD_PRELOAD='$(RUNTIMES)' PAGED_LIBRARY='$(abspath $(SANITIZED))' \
+               ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 \
+               UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+
+$(SANITIZED): $(BUILD_INPUT) $(VENV)/.torch
+	CXX='$(CXX)' PAGED_SANITIZE=1 $(BIN)/python setup.py --quiet build_ext --build-lib build/sanitize
+	@touch $@
+
+sanitize: $(VENV)/.test $(SANITIZED)
+	$(SANITIZERS) HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q --capture=sys $(OP_TESTS)
+	$(SANITIZERS) $(BIN)/python -m tests.fuzz --calls $(FUZZ_CALLS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info $(LIBRARY)
