@@ -39,10 +39,10 @@ _VECTOR, _STATE, _COPY = "attention_vector.h", "row_state.h", "row_copy.h"
 
 MUTATIONS = (
     Mutation(
-        "a barrier too few before the scores are written",
+        "a barrier too few between the products of two rows",
         _VECTOR,
-        "AscendC::Duplicate(scores_, 0.0f, all);\n    Barrier();",
-        "AscendC::Duplicate(scores_, 0.0f, all);",
+        "lanes, repeats, 1, 1, kBlockLanes);\n    Barrier();",
+        "lanes, repeats, 1, 1, kBlockLanes);",
     ),
     Mutation(
         "a barrier too few between the chunks of a product",
@@ -57,10 +57,10 @@ MUTATIONS = (
         "AscendC::Sub(lanes, from, to, count);",
     ),
     Mutation(
-        "a barrier too few after widening",
+        "a barrier too few before weights meet values",
         _VECTOR,
-        "static_cast<uint32_t>(count));\n      Barrier();\n      return wide;",
-        "static_cast<uint32_t>(count));\n      return wide;",
+        "static_cast<int32_t>(kSumRows * value_dim_));\n    Barrier();",
+        "static_cast<int32_t>(kSumRows * value_dim_));",
     ),
     Mutation(
         "a barrier too few in the pairwise sum",
@@ -90,7 +90,7 @@ MUTATIONS = (
         "a copy of one row too many",
         "block_walk.h",
         "Smaller(block_size - offset, lanes.last - lane)",
-        "Smaller(block_size - offset, lanes.last - lane + 1)",
+        "Smaller(block_size - offset + 1, lanes.last - lane)",
     ),
     Mutation(
         "one block read too far",
@@ -275,7 +275,7 @@ def _attention_verdict(folder: Path) -> str:
             alibi_slopes=True,
             head_dim=80,
         ),
-        make_case(torch.float16, seq_lens=[30, 200, 64], query_lens=[30, 1, 2], head_dim=128),
+        make_case(torch.float16, seq_lens=[30, 200, 64], query_lens=[30, 1, 2], block_size=24),
     )
     for case in cases:
         run = kernel_calls.attention(*case.tensors, **case.options, folder=folder, seed=1)
@@ -287,9 +287,9 @@ def _attention_verdict(folder: Path) -> str:
         lse_error = (run.lse.double() - lse).abs().max()
         if not (error < 2e-3 and lse_error < 1e-4):
             return f"wrong result: error {error:.1e}, lse {lse_error:.1e}"
-    case.block_tables.fill_(10**6)
-    case.seq_lens.fill_(10**6)
-    case.query_start_loc[1:] = 10**6
+    case.block_tables.fill_(5000)
+    case.seq_lens.fill_(5000)
+    case.query_start_loc[1:] = 500
     run = kernel_calls.attention(*case.tensors, **case.options, folder=folder)
     return run.result.violations[0] if run.result.violations else ""
 
@@ -363,10 +363,10 @@ def _judge_in_a_process(index: int) -> str:
     command = [sys.executable, "-m", "tests.sim.mutations", "--judge", str(index)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=300, cwd=ROOT, check=False
+            command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False
         )
     except subprocess.TimeoutExpired:
-        return "no end within 300 s"
+        return "no end within 120 s"
     if done.returncode != 0:
         return f"crash: {done.stderr.strip().splitlines()[-1] if done.stderr else done.returncode}"
     return done.stdout.strip()

@@ -1,0 +1,238 @@
+// What the headers call in libascendc_sim.so. Kernels never name anything here.
+//
+// The headers turn each Ascend C call into one call of a function below, with types and shapes as
+// values. All checking, execution and counting is done by the library.
+#pragma once
+
+#include <cstdint>
+
+#include "types.h"
+
+// Default arguments of every checked function: they name the kernel's own line.
+#define SIM_SITE const char *site_file = __builtin_FILE(), int site_line = __builtin_LINE()
+#define SIM_HERE \
+  sim::Site { site_file, site_line }
+
+namespace sim {
+
+struct Site {
+  const char* file;
+  int line;
+};
+
+enum class Type : uint8_t {
+  kInt8,
+  kUint8,
+  kInt16,
+  kUint16,
+  kHalf,
+  kBfloat16,
+  kInt32,
+  kUint32,
+  kFloat,
+  kInt64,
+  kUint64,
+  kOther,
+};
+
+template <typename T>
+constexpr Type TypeOf() {
+  if constexpr (std::is_same_v<T, int8_t>) return Type::kInt8;
+  if constexpr (std::is_same_v<T, uint8_t>) return Type::kUint8;
+  if constexpr (std::is_same_v<T, int16_t>) return Type::kInt16;
+  if constexpr (std::is_same_v<T, uint16_t>) return Type::kUint16;
+  if constexpr (std::is_same_v<T, half>) return Type::kHalf;
+  if constexpr (std::is_same_v<T, bfloat16_t>) return Type::kBfloat16;
+  if constexpr (std::is_same_v<T, int32_t>) return Type::kInt32;
+  if constexpr (std::is_same_v<T, uint32_t>) return Type::kUint32;
+  if constexpr (std::is_same_v<T, float>) return Type::kFloat;
+  if constexpr (std::is_same_v<T, int64_t>) return Type::kInt64;
+  if constexpr (std::is_same_v<T, uint64_t>) return Type::kUint64;
+  return Type::kOther;
+}
+
+template <typename T, typename... Allowed>
+constexpr bool kIsOneOf = (std::is_same_v<T, Allowed> || ...);
+
+// Why an instruction refuses a type. Used in static_assert, so that the compiler prints it.
+#define SIM_REQUIRE_TYPE(name, T, ...)         \
+  static_assert(sim::kIsOneOf<T, __VA_ARGS__>, \
+                name ": the 910B vector core has this instruction for " #__VA_ARGS__ " only")
+
+// A part of the unified buffer: where it starts, and what it may touch. `buffer` and `generation`
+// name the TPipe buffer that it belongs to; buffer 0 is none (tensors placed by address).
+struct UbView {
+  uint32_t addr = 0;
+  uint32_t begin = 0;
+  uint32_t end = 0;
+  uint32_t buffer = 0;
+  uint32_t generation = 0;
+};
+
+// A part of global memory: where it starts, the address given to SetGlobalBuffer, and the end that
+// was given with it (or the highest address).
+struct GmView {
+  uint64_t addr = 0;
+  uint64_t base = 0;
+  uint64_t end = 0;
+};
+
+struct Strides {
+  int64_t block = 1;   // between the 32-byte blocks of one repeat, in blocks
+  int64_t repeat = 8;  // between repeats, in blocks
+};
+
+struct Operand {
+  UbView view;
+  Type type;
+  Strides strides;
+};
+
+// Which lanes take part: the first `low` of a count-form call, or per repeat the first `low` lanes,
+// a bit for each lane, or what SetVectorMask left.
+struct Lanes {
+  enum Form : uint8_t { kCount, kLength, kBits, kPlaceholder } form;
+  uint64_t low;
+  uint64_t high;
+  int64_t repeat;
+};
+
+inline Lanes Count(int64_t count) { return {Lanes::kCount, static_cast<uint64_t>(count), 0, 1}; }
+
+template <bool isSetMask>
+Lanes Repeats(uint64_t mask, int64_t repeat) {
+  return {isSetMask ? Lanes::kLength : Lanes::kPlaceholder, mask, 0, repeat};
+}
+
+template <bool isSetMask>
+Lanes Repeats(const uint64_t* mask, int64_t repeat) {
+  return {isSetMask ? Lanes::kBits : Lanes::kPlaceholder, mask[0], mask[1], repeat};
+}
+
+enum class UnaryOp : uint8_t { kExp, kLn, kAbs, kSqrt, kRsqrt, kReciprocal, kRelu, kNot, kCopy };
+enum class BinaryOp : uint8_t {
+  kAdd,
+  kSub,
+  kMul,
+  kDiv,
+  kMax,
+  kMin,
+  kAnd,
+  kOr,
+  kMulAddDst,
+  kFusedMulAdd,
+  kAddRelu,
+};
+enum class ScalarOp : uint8_t {
+  kAdds,
+  kMuls,
+  kMaxs,
+  kMins,
+  kShiftLeft,
+  kShiftRight,
+  kLeakyRelu,
+  kAxpy,
+};
+enum class ReduceOp : uint8_t { kSum, kMax, kMin };
+
+// Instructions of the vector pipe.
+void Unary(const char* name, UnaryOp op, const Operand& dst, const Operand& src, const Lanes& lanes,
+           Site site);
+void Binary(const char* name, BinaryOp op, const Operand& dst, const Operand& src0,
+            const Operand& src1, const Lanes& lanes, Site site);
+void WithScalar(const char* name, ScalarOp op, const Operand& dst, const Operand& src,
+                double scalar, const Lanes& lanes, Site site);
+void Cast(const Operand& dst, const Operand& src, AscendC::RoundMode mode, const Lanes& lanes,
+          Site site);
+void Duplicate(const Operand& dst, uint32_t bits, const Lanes& lanes, Site site);
+void CreateVecIndex(const Operand& dst, double first, const Lanes& lanes, Site site);
+void Brcb(const Operand& dst, const Operand& src, int64_t repeat, Site site);
+void Gather(const Operand& dst, const Operand& src, const Operand& offsets, uint32_t base,
+            const Lanes& lanes, Site site);
+void Compare(const char* name, const Operand& dst, const Operand& src0, const Operand* src1,
+             double scalar, AscendC::CMPMODE mode, const Lanes& lanes, Site site);
+void Select(const Operand& dst, const Operand& mask, const Operand& src0, const Operand* src1,
+            double scalar, AscendC::SELMODE mode, const Lanes& lanes, Site site);
+// One result a repeat. dst.strides.repeat is in units of the result.
+void WholeReduce(const char* name, ReduceOp op, const Operand& dst, const Operand& src,
+                 AscendC::ReduceOrder order, const Lanes& lanes, Site site);
+// One result a 32-byte block (group 32) or a pair of lanes (group 0).
+void GroupReduce(const char* name, ReduceOp op, int64_t group, const Operand& dst,
+                 const Operand& src, const Lanes& lanes, Site site);
+// One result in all. `work` must be large enough for the partial results.
+void FullReduce(const char* name, ReduceOp op, const Operand& dst, const Operand& src,
+                const Operand& work, bool index, const Lanes& lanes, Site site);
+void TransposeB16(const Operand& dst, const Operand& src, Site site);
+
+// Vector masks.
+void SetMaskMode(bool counter);
+void SetVectorMask(uint64_t high, uint64_t low);
+void SetVectorMaskLength(int64_t length, uint64_t lanes, Site site);
+void ResetMask();
+
+// Copies. The GM side is dense or has gaps in bytes; the UB side is cut into 32-byte blocks.
+struct CopyShape {
+  int64_t blocks;      // number of pieces
+  int64_t bytes;       // length of a piece
+  int64_t gm_gap;      // bytes between two pieces in GM, from tail to head
+  int64_t ub_gap;      // 32-byte blocks between two pieces in UB, from tail to head
+  int64_t element;     // sizeof(T)
+  bool padded;         // DataCopyPad: a piece need not be a multiple of 32 bytes
+  bool pad_value_set;  // the value below fills paddings and the tail of the last block
+  int64_t left;        // padding in bytes
+  int64_t right;
+  uint64_t pad_value;
+};
+
+void CopyIn(const char* name, const UbView& dst, const GmView& src, const CopyShape& shape,
+            Site site);
+void CopyOut(const char* name, const GmView& dst, const UbView& src, const CopyShape& shape,
+             Site site);
+void CopyLocal(const UbView& dst, const UbView& src, int64_t blocks, int64_t length,
+               int64_t src_gap, int64_t dst_gap, Site site);
+
+// Scalar access.
+GmView GmTensor(const void* base, uint64_t bytes, Site site);
+void ReadUb(const UbView& view, void* out, int64_t bytes, Site site);
+void WriteUb(const UbView& view, const void* in, int64_t bytes, Site site);
+void ReadGm(const GmView& view, void* out, int64_t bytes, Site site);
+void WriteGm(const GmView& view, const void* in, int64_t bytes, Site site);
+void CleanAndInvalidate(const GmView& view, bool whole_cache, Site site);
+
+// Buffers and queues of a TPipe.
+void PipeInit(void* pipe, Site site);
+void PipeReset(Site site);
+void PipeDestroy(Site site);
+void* CurrentPipe();
+UbView InitTBuf(uint32_t bytes, Site site);
+int InitQueue(AscendC::TPosition src, AscendC::TPosition dst, int32_t depth, int64_t num,
+              uint32_t bytes, Site site);
+UbView QueueAlloc(int queue, Site site);
+bool QueueEnque(int queue, const UbView& tensor, Site site);
+UbView QueueDeque(int queue, Site site);
+void QueueFree(int queue, const UbView& tensor, Site site);
+int32_t QueueCount(int queue, Site site);
+bool QueueVacant(int queue, Site site);
+bool QueueHasIdle(int queue, Site site);
+void QueueFreeAllEvents(int queue, Site site);
+UbView PlaceTensor(uint32_t addr, uint64_t bytes, Site site);
+
+// Events and barriers.
+int8_t FetchEvent(AscendC::HardEvent event, Site site);
+int8_t AllocEvent(AscendC::HardEvent event, Site site);
+void ReleaseEvent(AscendC::HardEvent event, int64_t id, Site site);
+void SetFlag(AscendC::HardEvent event, int64_t id, Site site);
+void WaitFlag(AscendC::HardEvent event, int64_t id, Site site);
+void PipeBarrier(pipe_t pipe, Site site);
+void SyncAll(bool aiv_only, Site site);
+void SyncAllSoft(const GmView& workspace, const UbView& local, int64_t used_cores, Site site);
+void CrossCoreSet(int mode, pipe_t pipe, int64_t id, Site site);
+void CrossCoreWait(int64_t id, Site site);
+
+// The core that runs.
+int64_t BlockIndex();
+int64_t BlockCount();
+int64_t SystemCycle();
+void SetKernelType(AscendC::KernelMetaType type);
+
+}  // namespace sim

@@ -1,0 +1,58 @@
+// Order between pipes and between cores.
+#pragma once
+
+#include "tensor.h"
+
+namespace AscendC {
+
+template <HardEvent event>
+void SetFlag(int32_t eventID, SIM_SITE) {
+  sim::SetFlag(event, eventID, SIM_HERE);
+}
+
+template <HardEvent event>
+void WaitFlag(int32_t eventID, SIM_SITE) {
+  sim::WaitFlag(event, eventID, SIM_HERE);
+}
+
+template <pipe_t pipe>
+void PipeBarrier(SIM_SITE) {
+  static_assert(pipe != PIPE_S, "PipeBarrier: PIPE_S is ordered by the hardware");
+  static_assert(pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3 || pipe == PIPE_ALL,
+                "PipeBarrier: a vector core has the pipes V, MTE2 and MTE3");
+  sim::PipeBarrier(pipe, SIM_HERE);
+}
+
+// All cores of the launch, by hardware. Needs a kernel of a mixed type.
+template <bool isAIVOnly = true>
+void SyncAll(SIM_SITE) {
+  sim::SyncAll(isAIVOnly, SIM_HERE);
+}
+
+// By polling: a zeroed workspace and a local buffer of 32 bytes for every core.
+template <bool isAIVOnly = true>
+void SyncAll(const GlobalTensor<int32_t>& gmWorkspace, const LocalTensor<int32_t>& ubWorkspace,
+             const int32_t usedCores = 0, SIM_SITE) {
+  sim::SyncAllSoft(gmWorkspace.sim_view(), ubWorkspace.sim_view(), usedCores, SIM_HERE);
+}
+
+template <uint8_t modeId, pipe_t pipe>
+void CrossCoreSetFlag(uint16_t flagId, SIM_SITE) {
+  static_assert(pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3,
+                "CrossCoreSetFlag: a vector core sets flags on the pipes V, MTE2 and MTE3");
+  sim::CrossCoreSet(modeId, pipe, flagId, SIM_HERE);
+}
+
+template <uint8_t modeId = 0, pipe_t pipe = PIPE_S>
+void CrossCoreWaitFlag(uint16_t flagId, SIM_SITE) {
+  sim::CrossCoreWait(flagId, SIM_HERE);
+}
+
+template <typename T, CacheLine entireType, DcciDst dcciDst = DcciDst::CACHELINE_OUT>
+void DataCacheCleanAndInvalid(const GlobalTensor<T>& dst, SIM_SITE) {
+  static_assert(dcciDst == DcciDst::CACHELINE_OUT || dcciDst == DcciDst::CACHELINE_ALL,
+                "DataCacheCleanAndInvalid: the GM side is CACHELINE_OUT");
+  sim::CleanAndInvalidate(dst.sim_view(), entireType == CacheLine::ENTIRE_DATA_CACHE, SIM_HERE);
+}
+
+}  // namespace AscendC

@@ -1,0 +1,61 @@
+// The machine, and what the cycle model assumes of it.
+#pragma once
+
+#include <cstdint>
+
+namespace sim {
+
+// Sizes and limits of a 910B vector core, from its public specification (NPU architecture 2201).
+constexpr uint32_t kUbBytes = 192 * 1024;
+constexpr uint32_t kUbAlwaysReserved = 256;  // kept by the framework at the end of UB
+constexpr uint32_t kBlock = 32;              // bytes: the unit of UB access
+constexpr uint32_t kUbBlocks = kUbBytes / kBlock;
+constexpr uint32_t kRepeatBytes = 256;  // bytes that a vector instruction handles in one repeat
+constexpr int64_t kMaxRepeat = 255;
+constexpr int64_t kMaxRepeatStride = 255;
+constexpr int64_t kMaxBuffers = 64;         // of one TPipe
+constexpr int64_t kMaxBuffersPerPlace = 8;  // queue buffers at one TPosition: one event id each
+constexpr int64_t kEventIds = 8;
+constexpr int64_t kFirstReservedEvent = 6;  // 6 and 7 belong to the toolchain
+constexpr int64_t kMaxPieces = 4095;        // blockCount
+constexpr int64_t kMaxPadPiece = 2097151;   // blockLen of DataCopyPad in bytes
+constexpr int64_t kMaxPiece = 65535;        // blockLen of DataCopy in blocks
+constexpr int64_t kMaxGap = 65535;          // its gaps in blocks
+constexpr int64_t kMaxPadGap = 0xffffffff;  // gaps of DataCopyPad
+constexpr int64_t kCacheLine = 64;          // of the scalar unit's data cache
+constexpr int64_t kCrossCoreFlags = 16;
+constexpr int64_t kCrossCoreLimit = 15;    // a flag's counter
+constexpr int64_t kFirstSyncAllFlag = 11;  // SyncAll uses 11 to 14
+constexpr int64_t kLastSyncAllFlag = 14;
+
+// Cycles. The throughput of the vector unit is in CANN's table of theoretical performance;
+// latencies and start-up costs are nowhere published, so these are round numbers of the right size.
+// At 1.8 GHz, HBM's 1.6 TB/s are 889 bytes a cycle, or 18.5 for each of 48 cores that all read at
+// once.
+constexpr int64_t kIssueCycles = 2;        // the scalar unit, for each instruction that it issues
+constexpr int64_t kVectorStart = 4;        // the vector unit before an instruction's first repeat
+constexpr int64_t kVectorLatency = 24;     // from the last repeat's start to its result in UB
+constexpr int64_t kGmBytesPerCycle = 18;   // each direction of one core
+constexpr int64_t kCopyStart = 24;         // the DMA engine, for each copy
+constexpr int64_t kPieceStart = 4;         // the DMA engine, for each piece of a copy
+constexpr int64_t kGmBurst = 32;           // bytes: the smallest transfer
+constexpr int64_t kReadLatency = 500;      // from the last piece's start until it is in UB
+constexpr int64_t kWriteLatency = 300;     // from the last piece's start until GM has it
+constexpr int64_t kUbBytesPerCycle = 256;  // UB to UB
+constexpr int64_t kFlagCycles = 8;         // from SetFlag to the waiting pipe
+constexpr int64_t kScalarUbCycles = 6;     // GetValue, SetValue on UB
+constexpr int64_t kCacheHitCycles = 6;     // scalar access to GM
+constexpr int64_t kCacheMissCycles = 400;
+constexpr int64_t kCacheCleanCycles = 100;
+constexpr int64_t kSyncAllCycles = 600;
+
+// Cycles for each repeat.
+constexpr int64_t kPlainCycles = 1;
+constexpr int64_t kSlowFloatCycles = 2;  // Exp, Ln, Sqrt, Div: 32 lanes a cycle
+constexpr int64_t kSlowHalfCycles = 4;
+constexpr int64_t kWholeReduceCycles = 7;
+constexpr int64_t kBlockReduceHalfCycles = 7;
+constexpr int64_t kGatherCycles = 4;
+constexpr int64_t kTransposeCycles = 2;
+
+}  // namespace sim

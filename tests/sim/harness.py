@@ -1,0 +1,388 @@
+"""Compile Ascend C kernels for the host and run them on the simulated vector cores.
+
+>>> import numpy as np
+>>> from tests.sim.harness import HERE, Kernel, launch, write
+>>> add = Kernel(HERE / "kernels" / "correct.cpp", "add_queues")
+>>> x, y, z = (np.arange(1024, dtype=np.float32) for _ in range(3))
+>>> result = launch(add, 4, x, y, write(z), 1024)
+>>> result.violations
+()
+>>> bool((z == x + y).all()), result.counters.total.gm_read_bytes
+(True, 8192)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+INCLUDE = HERE / "ascendc" / "include"
+BUILD = ROOT / "build" / "sim"
+CXX = os.environ.get("CXX", "g++")
+
+MAX_CORES = 64
+PIPES = ("S", "V", "MTE2", "MTE3")
+
+# Bits of sim_register's `access`.
+_READ, _WRITE, _POISON = 1, 2, 4
+
+# -fno-strict-aliasing: kernels read GM through casted pointers, as the device compiler lets them.
+# -ffp-contract=off: the same bits on every host.
+_COMMON = ("-std=c++17", "-g1", "-fPIC", "-Wall", "-ffp-contract=off")
+_KERNEL_FLAGS = (*_COMMON, "-O1", "-Werror", "-fno-strict-aliasing")
+_RUNTIME_FLAGS = (
+    *_COMMON,
+    "-O2",
+    "-Wextra",
+    "-ftree-vectorize",
+    "-fvect-cost-model=dynamic",
+    "-fno-math-errno",
+)
+_CHECK_FLAGS = ("-fsyntax-only", "-DASCENDC_SIM_NARROW", "-Werror=narrowing")
+
+
+class CompileError(Exception):
+    """A source was refused; the text is what the compiler printed."""
+
+
+def _run(command: Sequence[str | Path]) -> None:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise CompileError(done.stderr)
+
+
+@contextmanager
+def _locked(target: Path) -> Iterator[None]:
+    """Let one process at a time build `target`; others then find it built."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(target.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _command(target: Path, flags: Sequence[str | Path], source: Path) -> list[str]:
+    parts = (CXX, *flags, "-MMD", "-MF", target.with_suffix(".d"), source, "-o", target)
+    return [str(part) for part in parts]
+
+
+def _is_current(target: Path, flags: Sequence[str | Path], source: Path) -> bool:
+    """Whether `target` was built in this way from files that still have the same contents."""
+    record = target.with_suffix(".json")
+    if not target.exists() or not record.exists():
+        return False
+    built = json.loads(record.read_text())
+    return built["command"] == _command(target, flags, source) and all(
+        Path(path).exists() and _digest(Path(path)) == digest
+        for path, digest in built["inputs"].items()
+    )
+
+
+def _build(target: Path, source: Path, flags: Sequence[str | Path]) -> None:
+    """Compile `source` to `target`, unless that was done before; headers count as inputs too."""
+    if _is_current(target, flags, source):
+        return
+    command = _command(target, flags, source)
+    _run(command)
+    rule = target.with_suffix(".d").read_text().replace("\\\n", " ")
+    inputs = [Path(name) for name in rule.split(":", 1)[1].split()]
+    record = {
+        "command": command,
+        "inputs": {str(path): _digest(path) for path in inputs if path.is_relative_to(ROOT)},
+    }
+    target.with_suffix(".json").write_text(json.dumps(record))
+
+
+@cache
+def build_runtime() -> Path:
+    """Build libascendc_sim.so and return its path."""
+    library = BUILD / "libascendc_sim.so"
+    with _locked(library):
+        sources = sorted((HERE / "ascendc" / "src").glob("*.cpp"))
+        objects = [BUILD / f"{source.stem}.o" for source in sources]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            flags = (*_RUNTIME_FLAGS, "-c")
+            list(pool.map(_build, objects, sources, [flags] * len(sources)))
+        built = [_digest(path) for path in objects]
+        record = library.with_suffix(".json")
+        if not library.exists() or not record.exists() or json.loads(record.read_text()) != built:
+            _run((CXX, "-shared", *objects, "-o", library, "-lpthread"))
+            record.write_text(json.dumps(built))
+    return library
+
+
+def _options(includes: Sequence[Path], defines: Sequence[str]) -> list[str]:
+    return [f"-I{path}" for path in (INCLUDE, *includes)] + [f"-D{name}" for name in defines]
+
+
+def check_source(
+    source: Path, *, includes: Sequence[Path] = (), defines: Sequence[str] = ()
+) -> None:
+    """Let the compiler look at a kernel source with the real, narrow types of all parameters.
+
+    Raises CompileError with the compiler's text: a type that an instruction doesn't have, or a
+    conversion that a device compiler refuses as narrowing.
+    """
+    _run((CXX, *_KERNEL_FLAGS, *_CHECK_FLAGS, *_options(includes, defines), source))
+
+
+def build_kernel(
+    source: Path, *, includes: Sequence[Path] = (), defines: Sequence[str] = ()
+) -> Path:
+    """Compile an unchanged kernel source into a shared library and return its path.
+
+    Raises CompileError with the compiler's text.
+    """
+    runtime = build_runtime()
+    options = _options(includes, defines)
+    name = hashlib.sha256(" ".join([str(source), *options]).encode()).hexdigest()[:12]
+    target = BUILD / f"{source.stem}-{name}.so"
+    link = ("-shared", f"-L{runtime.parent}", "-Wl,--no-as-needed", "-lascendc_sim")
+    flags = [*_KERNEL_FLAGS, *options, *link, "-Wl,-rpath,$ORIGIN"]
+    with _locked(target):
+        if not _is_current(target, flags, source):
+            check_source(source, includes=includes, defines=defines)
+        _build(target, source, flags)
+    return target
+
+
+class _CoreStruct(ctypes.Structure):
+    _fields_ = (
+        ("gm_read_bytes", ctypes.c_uint64),
+        ("gm_written_bytes", ctypes.c_uint64),
+        ("scalar_gm_reads", ctypes.c_uint64),
+        ("scalar_gm_writes", ctypes.c_uint64),
+        ("copy_calls", ctypes.c_uint64),
+        ("vector_instructions", ctypes.c_uint64),
+        ("vector_repeats", ctypes.c_uint64),
+        ("busy_cycles", ctypes.c_uint64 * len(PIPES)),
+        ("total_cycles", ctypes.c_uint64),
+    )
+
+
+class _CountersStruct(ctypes.Structure):
+    _fields_ = (
+        ("num_cores", ctypes.c_uint32),
+        ("violations", ctypes.c_uint32),
+        ("total_cycles", ctypes.c_uint64),
+        ("total", _CoreStruct),
+        ("core", _CoreStruct * MAX_CORES),
+    )
+
+
+@cache
+def _runtime() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(build_runtime()), mode=ctypes.RTLD_GLOBAL)
+    library.sim_launch.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.POINTER(ctypes.c_uint64),
+        ctypes.c_uint32,
+        ctypes.c_uint64,
+    )
+    library.sim_report.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+    library.sim_report.restype = ctypes.c_size_t
+    library.sim_counters.argtypes = (ctypes.POINTER(_CountersStruct),)
+    library.sim_register.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_char_p,
+        ctypes.c_int,
+    )
+    library.sim_unregister.argtypes = (ctypes.c_void_p,)
+    library.sim_configure.argtypes = (ctypes.c_char_p, ctypes.c_int64)
+    return library
+
+
+@contextmanager
+def configured(**settings: int) -> Iterator[None]:
+    """Change settings of the device (sim_api.h names them) for the duration of a block."""
+    defaults = {"cores": 48, "ub_reserved": 8192, "max_violations": 100}
+    for key, value in settings.items():
+        _runtime().sim_configure(key.encode(), value)
+    try:
+        yield
+    finally:
+        for key in settings:
+            _runtime().sim_configure(key.encode(), defaults[key])
+
+
+class Kernel:
+    """An entry point of a kernel source, compiled for the host."""
+
+    def __init__(
+        self,
+        source: Path,
+        name: str,
+        *,
+        includes: Sequence[Path] = (),
+        defines: Sequence[str] = (),
+    ) -> None:
+        _runtime()
+        self.name = name
+        library = ctypes.CDLL(str(build_kernel(source, includes=includes, defines=defines)))
+        self.entry = ctypes.cast(getattr(library, name), ctypes.c_void_p)
+
+
+@dataclass(frozen=True)
+class CoreCounters:
+    """What one core, or all together, did in a launch; cycles are modelled."""
+
+    gm_read_bytes: int
+    gm_written_bytes: int
+    scalar_gm_reads: int
+    scalar_gm_writes: int
+    copy_calls: int
+    vector_instructions: int
+    vector_repeats: int
+    busy_cycles: dict[str, int]
+    total_cycles: int
+
+    def busy_share(self, pipe: str) -> float:
+        """The part of the core's time in which `pipe` ("S", "V", "MTE2", "MTE3") works."""
+        return self.busy_cycles[pipe] / self.total_cycles if self.total_cycles else 0.0
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Counters of a launch: the sums over the cores, each core, and the slowest core's cycles."""
+
+    total: CoreCounters
+    cores: tuple[CoreCounters, ...]
+    total_cycles: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a launch left: the rules that were broken, one text each, and the counters."""
+
+    violations: tuple[str, ...]
+    counters: Counters
+
+
+@dataclass(frozen=True, eq=False)
+class _Argument:
+    array: np.ndarray
+    access: int
+    name: str
+
+
+def read(array: np.ndarray, name: str = "") -> _Argument:
+    """Pass a tensor that the kernel may only read. Plain arrays are passed this way too."""
+    return _Argument(array, _READ, name)
+
+
+def write(array: np.ndarray, name: str = "") -> _Argument:
+    """Pass an output or workspace: garbage at first, and the array gets what the kernel wrote."""
+    return _Argument(array, _READ | _WRITE | _POISON, name)
+
+
+def update(array: np.ndarray, name: str = "") -> _Argument:
+    """Pass a tensor that the kernel reads and writes."""
+    return _Argument(array, _READ | _WRITE, name)
+
+
+class _GuardedBuffer:
+    """A copy of an array in the middle of a red zone, as the kernel sees it."""
+
+    ZONE = 4096
+    ALIGNMENT = 512  # what the device's allocator gives
+
+    def __init__(self, argument: _Argument, name: str) -> None:
+        self.argument = argument
+        self.name = argument.name or name
+        self.size = argument.array.nbytes
+        self.memory = np.full(self.size + 2 * self.ZONE + self.ALIGNMENT, 0xA5, dtype=np.uint8)
+        self.first = self.ZONE + -(self.memory.ctypes.data + self.ZONE) % self.ALIGNMENT
+        inside = self.memory[self.first : self.first + self.size]
+        if argument.access & _POISON:
+            inside[:] = 0xFF
+        else:
+            inside[:] = np.ascontiguousarray(argument.array).reshape(-1).view(np.uint8)
+        self.address = self.memory.ctypes.data + self.first
+        _runtime().sim_register(self.address, self.size, self.name.encode(), argument.access)
+
+    def close(self) -> list[str]:
+        """Give the results back and report what was written around them."""
+        _runtime().sim_unregister(self.address)
+        end = self.first + self.size
+        if self.argument.access & _WRITE:
+            array = self.argument.array
+            array[...] = self.memory[self.first : end].view(array.dtype).reshape(array.shape)
+        outside = np.concatenate((self.memory[: self.first], self.memory[end:]))
+        if (outside != 0xA5).any():
+            return [f"launch core 0 red-zone: memory next to {self.name} was written"]
+        return []
+
+
+def _counters() -> Counters:
+    raw = _CountersStruct()
+    _runtime().sim_counters(ctypes.byref(raw))
+
+    def convert(core: _CoreStruct) -> CoreCounters:
+        values = {name: getattr(core, name) for name, _ in _CoreStruct._fields_}
+        values["busy_cycles"] = dict(zip(PIPES, core.busy_cycles, strict=True))
+        return CoreCounters(**values)
+
+    cores = tuple(convert(raw.core[i]) for i in range(raw.num_cores))
+    return Counters(convert(raw.total), cores, raw.total_cycles)
+
+
+def _report() -> tuple[str, ...]:
+    size = _runtime().sim_report(None, 0)
+    text = ctypes.create_string_buffer(size)
+    _runtime().sim_report(text, size)
+    return tuple(text.value.decode().splitlines())
+
+
+def launch(
+    kernel: Kernel, block_dim: int, *args: np.ndarray | _Argument | int, seed: int = 0
+) -> Result:
+    """Run a kernel on `block_dim` cores and return what it broke and what it cost.
+
+    Parameters
+    ----------
+    kernel
+        What to run. Its parameters are GM_ADDR or 64-bit integers.
+    block_dim
+        Number of vector cores.
+    *args
+        One for each parameter: an array or ``read(array)``, ``write(array)``, ``update(array)``,
+        copied to memory of exactly its size with red zones around; or an integer.
+    seed
+        Fixes the order in which cores run.
+
+    """
+    buffers: list[_GuardedBuffer] = []
+    words = (ctypes.c_uint64 * max(1, len(args)))()
+    extra: list[str] = []
+    try:
+        for i, arg in enumerate(args):
+            if isinstance(arg, (int, np.integer)):
+                words[i] = int(arg) % 2**64
+                continue
+            argument = arg if isinstance(arg, _Argument) else read(arg)
+            buffers.append(_GuardedBuffer(argument, f"arg{i}"))
+            words[i] = buffers[-1].address
+        _runtime().sim_launch(kernel.entry, block_dim, words, len(args), seed)
+    finally:
+        for buffer in buffers:
+            extra += buffer.close()
+    return Result((*_report(), *extra), _counters())
