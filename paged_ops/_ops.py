@@ -7,7 +7,6 @@ block ids, slots) are there to be checked only when the op runs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ _LIBRARY = torch.library.Library("paged", "FRAGMENT")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _INDICES = (torch.int64, torch.int32)
 _QUANTISED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 _FLOAT_NAMES = "torch.float32, torch.float16 or torch.bfloat16"
 
 
@@ -140,11 +140,11 @@ class _Checks:
 
     def scalars(self, scale: float | None, sliding_window: int | None, softcap: float) -> None:
         self.require(
-            scale is None or math.isfinite(scale),
+            scale is None or abs(scale) <= _FLOAT32_MAX,
             lambda: f"scale is {scale}, expected a finite float32",
         )
         self.require(
-            math.isfinite(softcap) and softcap >= 0,
+            0 <= softcap <= _FLOAT32_MAX,
             lambda: f"softcap is {softcap}, expected a finite float32, 0 (off) or more",
         )
         if sliding_window is not None:

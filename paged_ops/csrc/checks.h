@@ -30,6 +30,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
+// torch's own name of a dtype.
 inline std::string dtype_name(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Float:
@@ -40,12 +41,30 @@ inline std::string dtype_name(ScalarType dtype) {
       return "torch.bfloat16";
     case ScalarType::Double:
       return "torch.float64";
+    case ScalarType::Bool:
+      return "torch.bool";
+    case ScalarType::Byte:
+      return "torch.uint8";
     case ScalarType::Char:
       return "torch.int8";
+    case ScalarType::Short:
+      return "torch.int16";
     case ScalarType::Int:
       return "torch.int32";
     case ScalarType::Long:
       return "torch.int64";
+    case ScalarType::UInt16:
+      return "torch.uint16";
+    case ScalarType::UInt32:
+      return "torch.uint32";
+    case ScalarType::UInt64:
+      return "torch.uint64";
+    case ScalarType::ComplexHalf:
+      return "torch.complex32";
+    case ScalarType::ComplexFloat:
+      return "torch.complex64";
+    case ScalarType::ComplexDouble:
+      return "torch.complex128";
     case ScalarType::Float8_e4m3fn:
       return "torch.float8_e4m3fn";
     case ScalarType::Float8_e5m2:
@@ -81,6 +100,17 @@ struct Argument {
 class Checks {
  public:
   explicit Checks(const char* op) : op_(op) {}
+
+  // Reads a tensor's metadata. None reaches an op as an undefined tensor; and torch has dtypes that
+  // its stable interface can't name.
+  Argument argument(const char* name, const Tensor& tensor) const {
+    if (!tensor.defined()) refuse(name, " is None, expected a tensor");
+    try {
+      return Argument(name, tensor);
+    } catch (const std::runtime_error&) {
+      refuse(name, " has a dtype that no op takes");
+    }
+  }
 
   template <class... Parts>
   [[noreturn]] void refuse(const Parts&... parts) const {
@@ -143,13 +173,23 @@ class Checks {
     }
   }
 
-  // Two elements of a tensor that is written must not share memory.
-  void no_expanded_dimension(const Argument& arg) const {
+  // Two elements of a tensor that is written must not share memory: each dimension must step over
+  // all that the dimensions of smaller stride span.
+  void no_overlap(const Argument& arg) const {
+    std::vector<int64_t> dims;
     for (int64_t dim = 0; dim < arg.rank(); ++dim) {
-      if (arg.stride(dim) == 0 && arg.size(dim) > 1) {
-        refuse(arg.name, ".stride(", dim,
-               ") is 0 (an expanded dimension), expected a tensor that can be written");
+      if (arg.size(dim) == 0) return;
+      if (arg.size(dim) > 1) dims.push_back(dim);
+    }
+    std::sort(dims.begin(), dims.end(),
+              [&](int64_t a, int64_t b) { return arg.stride(a) < arg.stride(b); });
+    int64_t span = 1;
+    for (const int64_t dim : dims) {
+      if (arg.stride(dim) < span) {
+        refuse(arg.name, ".stride(", dim, ") is ", arg.stride(dim), ", expected ", span,
+               " or more: elements that are written must not share memory");
       }
+      span += (arg.size(dim) - 1) * arg.stride(dim);
     }
   }
 
@@ -324,7 +364,7 @@ inline void check_query_start_loc_shape(const Checks& checks, const OptionalTens
     }
     return;
   }
-  const Argument arg("query_start_loc", *tensor);
+  const Argument arg = checks.argument("query_start_loc", *tensor);
   checks.rank(arg, 1, "[batch + 1]");
   checks.dtype(arg, ScalarType::Int);
   checks.same_device(arg, query);
@@ -359,7 +399,7 @@ inline std::vector<int32_t> check_query_start_loc_values(const Checks& checks,
 inline void check_per_head_shape(const Checks& checks, const char* name,
                                  const OptionalTensor& tensor, const Argument& query) {
   if (!tensor.has_value()) return;
-  const Argument arg(name, *tensor);
+  const Argument arg = checks.argument(name, *tensor);
   checks.rank(arg, 1, "[num_heads]");
   checks.dtype(arg, ScalarType::Float);
   checks.same_device(arg, query);
@@ -433,11 +473,11 @@ inline AttentionParams check_attention_shapes(const Checks& checks, const Tensor
                                               const Tensor& seq_lens_tensor,
                                               const OptionalTensor& query_start_loc,
                                               const AttentionOptions& options) {
-  const Argument query("query", query_tensor);
-  const Argument key_cache("key_cache", key_cache_tensor);
-  const Argument value_cache("value_cache", value_cache_tensor);
-  const Argument block_tables("block_tables", block_tables_tensor);
-  const Argument seq_lens("seq_lens", seq_lens_tensor);
+  const Argument query = checks.argument("query", query_tensor);
+  const Argument key_cache = checks.argument("key_cache", key_cache_tensor);
+  const Argument value_cache = checks.argument("value_cache", value_cache_tensor);
+  const Argument block_tables = checks.argument("block_tables", block_tables_tensor);
+  const Argument seq_lens = checks.argument("seq_lens", seq_lens_tensor);
   checks.rank(query, 3, "[num_tokens, num_heads, head_dim]");
   checks.element(query);
   checks.dense_last(query);
@@ -463,7 +503,7 @@ inline void check_attention_values(const Checks& checks, const Tensor& block_tab
                                    const Tensor& seq_lens, const OptionalTensor& query_start_loc,
                                    int64_t num_tokens, AttentionCall& call) {
   AttentionParams& params = call.params;
-  const Argument block_tables("block_tables", block_tables_tensor);
+  const Argument block_tables = checks.argument("block_tables", block_tables_tensor);
   call.seq_lens =
       check_length_values(checks, params.pool, block_tables, Argument("seq_lens", seq_lens));
   call.query_start_loc =
@@ -498,12 +538,15 @@ inline AttentionCall check_attention(const Checks& checks, const Tensor& query,
   return call;
 }
 
-// The out argument of attention.out.
+// The out argument of attention.out. It shares memory with none of the inputs: some are read while
+// it is written, and which ones is nothing that a caller should have to know.
 inline Rows check_out(const Checks& checks, const Tensor& out_tensor, const Tensor& query_tensor,
                       const Tensor& key_cache, const Tensor& value_cache,
-                      const Tensor& block_tables, const AttentionParams& params) {
-  const Argument out("out", out_tensor);
-  const Argument query("query", query_tensor);
+                      const Tensor& block_tables, const Tensor& seq_lens,
+                      const OptionalTensor& query_start_loc, const AttentionOptions& options,
+                      const AttentionParams& params) {
+  const Argument out = checks.argument("out", out_tensor);
+  const Argument query = checks.argument("query", query_tensor);
   checks.rank(out, 3, "[num_tokens, num_heads, head_dim_v]");
   checks.dtype(out, query.dtype, " like query");
   checks.same_device(out, query);
@@ -511,11 +554,18 @@ inline Rows check_out(const Checks& checks, const Tensor& out_tensor, const Tens
   checks.size(out, 1, query.size(1), "num_heads of query");
   checks.size(out, 2, params.pool.value.head_dim, "head_dim of value_cache");
   checks.dense_last(out);
-  checks.no_expanded_dimension(out);
+  checks.no_overlap(out);
   checks.no_shared_memory(out, query);
   checks.no_shared_memory(out, Argument("key_cache", key_cache));
   checks.no_shared_memory(out, Argument("value_cache", value_cache));
   checks.no_shared_memory(out, Argument("block_tables", block_tables));
+  checks.no_shared_memory(out, Argument("seq_lens", seq_lens));
+  const auto unless_none = [&](const char* name, const OptionalTensor& tensor) {
+    if (tensor.has_value()) checks.no_shared_memory(out, Argument(name, *tensor));
+  };
+  unless_none("query_start_loc", query_start_loc);
+  unless_none("alibi_slopes", options.alibi_slopes);
+  unless_none("sinks", options.sinks);
   return written_rows_of(out);
 }
 
@@ -552,11 +602,11 @@ inline WriteKvParams check_write_kv_shapes(const Checks& checks, const Tensor& k
                                            const Tensor& slot_mapping_tensor,
                                            const OptionalTensor& key_scale,
                                            const OptionalTensor& value_scale) {
-  const Argument key("key", key_tensor);
-  const Argument value("value", value_tensor);
-  const Argument key_cache("key_cache", key_cache_tensor);
-  const Argument value_cache("value_cache", value_cache_tensor);
-  const Argument slot_mapping("slot_mapping", slot_mapping_tensor);
+  const Argument key = checks.argument("key", key_tensor);
+  const Argument value = checks.argument("value", value_tensor);
+  const Argument key_cache = checks.argument("key_cache", key_cache_tensor);
+  const Argument value_cache = checks.argument("value_cache", value_cache_tensor);
+  const Argument slot_mapping = checks.argument("slot_mapping", slot_mapping_tensor);
   checks.rank(key, 3, "[num_tokens, num_kv_heads, head_dim]");
   checks.element(key);
   Pool pool = check_pool(checks, key_cache, value_cache, key, key_scale, value_scale);
@@ -570,7 +620,7 @@ inline WriteKvParams check_write_kv_shapes(const Checks& checks, const Tensor& k
   checks.same_device(slot_mapping, key);
   checks.size(slot_mapping, 0, key.size(0), "num_tokens of key");
   for (const Argument* cache : {&key_cache, &value_cache}) {
-    checks.no_expanded_dimension(*cache);
+    checks.no_overlap(*cache);
     checks.no_shared_memory(*cache, key);
     checks.no_shared_memory(*cache, value);
   }
@@ -581,7 +631,7 @@ inline WriteKvParams check_write_kv_shapes(const Checks& checks, const Tensor& k
 
 inline std::vector<int64_t> check_write_kv_values(const Checks& checks, const Pool& pool,
                                                   const Tensor& slot_mapping_tensor) {
-  const Argument slot_mapping("slot_mapping", slot_mapping_tensor);
+  const Argument slot_mapping = checks.argument("slot_mapping", slot_mapping_tensor);
   std::vector<int64_t> slots = slot_mapping.dtype == ScalarType::Int
                                    ? copy_of<int64_t, int32_t>(slot_mapping)
                                    : copy_of<int64_t>(slot_mapping);
@@ -633,12 +683,12 @@ inline CopyBlocksParams check_copy_blocks_shapes(const Checks& checks,
                                                  const Tensor& key_cache_tensor,
                                                  const Tensor& value_cache_tensor,
                                                  const Tensor& block_mapping_tensor) {
-  const Argument key_cache("key_cache", key_cache_tensor);
-  const Argument value_cache("value_cache", value_cache_tensor);
-  const Argument block_mapping("block_mapping", block_mapping_tensor);
+  const Argument key_cache = checks.argument("key_cache", key_cache_tensor);
+  const Argument value_cache = checks.argument("value_cache", value_cache_tensor);
+  const Argument block_mapping = checks.argument("block_mapping", block_mapping_tensor);
   Pool pool = check_pool(checks, key_cache, value_cache, key_cache, std::nullopt, std::nullopt);
-  checks.no_expanded_dimension(key_cache);
-  checks.no_expanded_dimension(value_cache);
+  checks.no_overlap(key_cache);
+  checks.no_overlap(value_cache);
   checks.rank(block_mapping, 2, "[num_copies, 2]");
   checks.size(block_mapping, 1, 2, "(source, destination)");
   check_index_dtype(checks, block_mapping);
@@ -690,10 +740,10 @@ inline GatherKvCall check_gather_kv(const Checks& checks, const Tensor& key_cach
                                     std::optional<int64_t> num_tokens,
                                     const OptionalTensor& key_scale,
                                     const OptionalTensor& value_scale) {
-  const Argument key_cache("key_cache", key_cache_tensor);
-  const Argument value_cache("value_cache", value_cache_tensor);
-  const Argument block_tables("block_tables", block_tables_tensor);
-  const Argument seq_lens("seq_lens", seq_lens_tensor);
+  const Argument key_cache = checks.argument("key_cache", key_cache_tensor);
+  const Argument value_cache = checks.argument("value_cache", value_cache_tensor);
+  const Argument block_tables = checks.argument("block_tables", block_tables_tensor);
+  const Argument seq_lens = checks.argument("seq_lens", seq_lens_tensor);
   GatherKvCall call;
   GatherKvParams& params = call.params;
   params.pool = check_pool(checks, key_cache, value_cache, key_cache, key_scale, value_scale);
@@ -717,10 +767,10 @@ inline GatherKvCall check_gather_kv(const Checks& checks, const Tensor& key_cach
 inline MergeStatesParams check_merge_states(const Checks& checks, const Tensor& out_a_tensor,
                                             const Tensor& lse_a_tensor, const Tensor& out_b_tensor,
                                             const Tensor& lse_b_tensor) {
-  const Argument out_a("out_a", out_a_tensor);
-  const Argument out_b("out_b", out_b_tensor);
-  const Argument lse_a("lse_a", lse_a_tensor);
-  const Argument lse_b("lse_b", lse_b_tensor);
+  const Argument out_a = checks.argument("out_a", out_a_tensor);
+  const Argument out_b = checks.argument("out_b", out_b_tensor);
+  const Argument lse_a = checks.argument("lse_a", lse_a_tensor);
+  const Argument lse_b = checks.argument("lse_b", lse_b_tensor);
   checks.element(out_a);
   checks.dtype(out_b, out_a.dtype, " like out_a");
   for (const Argument* out : {&out_a, &out_b}) {

@@ -55,11 +55,12 @@ Tensor attention_out(const Tensor& query, const Tensor& key_cache, const Tensor&
                      const OptionalTensor& sinks, const OptionalTensor& key_scale,
                      const OptionalTensor& value_scale, Tensor out) {
   const Checks checks("attention");
-  AttentionCall call = check_attention(
-      checks, query, key_cache, value_cache, block_tables, seq_lens, query_start_loc,
-      {scale, causal, sliding_window, softcap, alibi_slopes, sinks, key_scale, value_scale});
-  call.params.output =
-      check_out(checks, out, query, key_cache, value_cache, block_tables, call.params);
+  const AttentionOptions options = {scale,        causal, sliding_window, softcap,
+                                    alibi_slopes, sinks,  key_scale,      value_scale};
+  AttentionCall call = check_attention(checks, query, key_cache, value_cache, block_tables,
+                                       seq_lens, query_start_loc, options);
+  call.params.output = check_out(checks, out, query, key_cache, value_cache, block_tables, seq_lens,
+                                 query_start_loc, options, call.params);
   cpu::attention(call.params, thread_pool());
   return out;
 }

@@ -17,6 +17,22 @@ using ArgumentsHandle = void*;
 using ParameterHandle = void*;
 using Stream = void*;
 
+// How a kernel is launched: one attribute, and the list that the call takes.
+struct LaunchAttribute {
+  int id;
+  union {
+    uint8_t schedule;
+    uint32_t all[4];
+  };
+};
+struct LaunchConfiguration {
+  LaunchAttribute* attributes;
+  size_t count;
+};
+constexpr int kScheduleAttribute = 1;
+constexpr uint8_t kBatchSchedule =
+    1;  // start when all cores of the launch are free, not one by one
+
 struct Acl {
   const char* (*aclrtGetSocName)();
   const char* (*aclGetRecentErrMsg)();
@@ -39,9 +55,9 @@ struct Acl {
                                                   void** buffer);
   AclError (*aclrtKernelArgsFinalize)(ArgumentsHandle arguments);
 
-  // Returns before the kernel has run. Null configuration: all defaults.
+  // Returns before the kernel has run.
   AclError (*aclrtLaunchKernelWithConfig)(FunctionHandle function, uint32_t num_cores,
-                                          Stream stream, void* configuration,
+                                          Stream stream, LaunchConfiguration* configuration,
                                           ArgumentsHandle arguments, void* reserved);
 };
 

@@ -27,7 +27,8 @@ BinaryHandle load_binary(const std::string& stem) {
   const std::string path = binaries_folder() / (stem + ".o");
   if (!std::filesystem::exists(path)) {
     throw std::runtime_error("there is no NPU kernel at " + path +
-                             ": build paged_ops where ASCEND_HOME_PATH names a CANN");
+                             ": build paged_ops with PAGED_SOC=" + this_soc().name +
+                             " where ASCEND_HOME_PATH names a CANN");
   }
   BinaryHandle binary = nullptr;
   check_acl(acl().aclrtBinaryLoadFromFile(path.c_str(), nullptr, &binary),
@@ -78,8 +79,12 @@ void launch(const Target& target, const Kernel& kernel, int64_t num_cores,
             "aclrtKernelArgsGetPlaceHolderBuffer");
   std::memcpy(buffer, tiling.data(), tiling.size());
   check_acl(acl().aclrtKernelArgsFinalize(arguments), "aclrtKernelArgsFinalize");
+  // Cores of a kernel may wait for each other. Were they started as they become free, two kernels
+  // in two streams could each hold what the other waits for.
+  LaunchAttribute schedule = {.id = kScheduleAttribute, .schedule = kBatchSchedule};
+  LaunchConfiguration configuration = {&schedule, 1};
   check_acl(acl().aclrtLaunchKernelWithConfig(function, static_cast<uint32_t>(num_cores),
-                                              target.stream, nullptr, arguments, nullptr),
+                                              target.stream, &configuration, arguments, nullptr),
             "aclrtLaunchKernelWithConfig");
 }
 

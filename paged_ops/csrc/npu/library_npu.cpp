@@ -269,7 +269,8 @@ Tensor attention_out(const Tensor& query, const Tensor& key_cache, const Tensor&
       query_start_loc,
       {scale, causal, sliding_window, softcap, alibi_slopes, sinks, key_scale, value_scale}};
   AttentionParams params = check_attention_on_npu(checks, in);
-  params.output = check_out(checks, out, query, key_cache, value_cache, block_tables, params);
+  params.output = check_out(checks, out, query, key_cache, value_cache, block_tables, seq_lens,
+                            query_start_loc, in.options, params);
   run_attention(checks, in, params, out, std::nullopt);
   return out;
 }
