@@ -1,0 +1,1 @@
+"""A small language model that answers several prompts at once through the paged cache."""
