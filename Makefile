@@ -18,11 +18,12 @@ BUILD_INPUT := setup.py $(filter-out tests/%,$(CXX_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test nightly lint format sanitize clean
+.PHONY: help demo test test-npu nightly lint format sanitize clean
 
 help:
 	@echo 'make demo      build, then let a small language model answer several prompts at once'
 	@echo 'make test      build, then run the tests'
+	@echo 'make test-npu  the op tests on npu tensors: the real torch_npu on a simulated device'
 	@echo 'make nightly   the property tests with 10,000 examples each'
 	@echo 'make lint      ruff, mypy and clang-format, changing nothing'
 	@echo 'make format    let ruff and clang-format rewrite the sources'
@@ -34,6 +35,23 @@ demo: $(VENV)/.demo $(LIBRARY)
 
 test: $(VENV)/.test $(LIBRARY)
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q
+
+# torch_npu makes `import torch` fail where there is no CANN, so it has an environment of its own. The
+# compiled library is the same.
+
+VENV_NPU := .venv-npu
+ON_NPU   := $(VENV_NPU)/bin/python -m tests.npu_environment -m pytest -q
+
+test-npu: $(VENV_NPU)/.test $(LIBRARY)
+	$(ON_NPU) tests/sim/test_acl.py
+	$(ON_NPU) -p tests.npu_plugin $(OP_TESTS)
+
+$(VENV_NPU)/.test: Makefile
+	$(PYTHON) -m venv $(VENV_NPU)
+	$(VENV_NPU)/bin/python -m pip -qq --disable-pip-version-check install 'torch==2.13.0' numpy pyyaml \
+		'hypothesis>=6.100' 'pytest>=8'
+	$(VENV_NPU)/bin/python -m pip -qq --disable-pip-version-check install --no-deps 'torch_npu==2.13.0'
+	@touch $@
 
 nightly: $(VENV)/.test $(LIBRARY)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -m hypothesis
@@ -88,4 +106,4 @@ sanitize: $(VENV)/.test $(SANITIZED)
 	$(SANITIZERS) $(BIN)/python -m tests.fuzz --calls $(FUZZ_CALLS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info $(LIBRARY)
+	rm -rf $(VENV) $(VENV_NPU) build dist *.egg-info $(LIBRARY)

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -429,9 +430,13 @@ inline void check_scalars(const Checks& checks, const AttentionOptions& options,
   if (!std::isfinite(params.scale))
     checks.refuse("scale is ", scale, ", expected a finite float32");
   params.softcap = static_cast<float>(options.softcap);
-  if (!(params.softcap >= 0.0f) || !std::isfinite(params.softcap)) {
+  if (!(options.softcap >= 0.0) || !std::isfinite(params.softcap)) {
     checks.refuse("softcap is ", options.softcap, ", expected a finite float32, 0 (off) or more");
   }
+  // A cap too small for float32 is still a cap, which makes all scores equal, and not 0, which is
+  // off.
+  constexpr float kSmallest = std::numeric_limits<float>::min();
+  if (options.softcap > 0.0 && params.softcap < kSmallest) params.softcap = kSmallest;
   params.causal = options.causal;
   params.sliding_window = 0;
   if (options.sliding_window.has_value()) {

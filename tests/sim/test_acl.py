@@ -1,7 +1,7 @@
 """The simulated runtime under the real torch_npu, and the ops' way from npu tensors to a kernel.
 
-``python -m tests.npu_environment -m pytest tests/sim/test_acl.py`` runs these. What the ops compute is
-tested elsewhere, for every device; here it is that they get there.
+``python -m tests.npu_environment -m pytest tests/sim/test_acl.py`` runs these. What the ops compute
+is tested elsewhere, for every device; here it is that they get there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 pytestmark = [
-    pytest.mark.skipif(not environment.is_simulated(), reason=environment.why_not() or "an NPU"),
+    pytest.mark.skipif(
+        not environment.is_simulated(), reason=environment.why_not() or "the NPU here is a real one"
+    ),
     # torch_npu gives some that say nothing about these tests.
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
@@ -51,7 +53,7 @@ def launches() -> dict[str, Any]:
 
 
 def run_python(code: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own, with some environment variables changed or (None) removed."""
+    """Run code in a process of its own, with environment variables changed or (None) removed."""
     changed = {**os.environ, **variables}
     kept = {name: value for name, value in changed.items() if value is not None}
     prelude = "import torch; from tests import npu_environment as environment; environment.load()\n"
@@ -101,7 +103,7 @@ def test_each_entry_point_that_the_npu_wheel_needs_is_there() -> None:
     }
 
 
-def test_an_entry_point_without_implementation_returns_an_error_to_npu_code_and_is_counted() -> None:
+def test_an_entry_point_that_the_simulated_npu_lacks_returns_an_error_and_is_counted() -> None:
     generated = (ROOT / "build" / "sim" / "acl" / "unimplemented_entry_points.cpp").read_text()
     names = re.findall(r"int (\w+)\(\)", generated)
     assert "aclopCompileAndExecute" in names
@@ -219,7 +221,9 @@ def test_more_than_the_memory_of_the_npu_is_refused() -> None:
 
 def test_the_host_cannot_follow_a_pointer_into_npu_memory() -> None:
     done = run_python(
-        "import ctypes; tensor = torch.ones(4).npu(); print(tensor.cpu().sum().item(), flush=True)\n"
+        "import ctypes\n"
+        "tensor = torch.ones(4).npu()\n"
+        "print(tensor.cpu().sum().item(), flush=True)\n"
         "ctypes.string_at(tensor.data_ptr(), 4)"
     )
     assert "4.0" in done.stdout
@@ -322,7 +326,7 @@ def test_a_shape_that_no_npu_kernel_serves_is_refused_with_its_limit() -> None:
     query, cache = torch.zeros(1, 2, 40).half(), torch.zeros(2, BLOCK_SIZE, 2, 40).half()
     table, length = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     arguments = [t.npu() for t in (query, cache, cache, table, length)]
-    with pytest.raises(RuntimeError, match=r"paged::attention: head_dim is 40, expected a multiple"):
+    with pytest.raises(RuntimeError, match=r"paged::attention: head_dim is 40, expected"):
         paged_ops.attention(*arguments)
 
 
@@ -445,6 +449,17 @@ def test_an_op_comes_after_what_torch_npu_has_queued_before_it() -> None:
         PYTORCH_NO_NPU_MEMORY_CACHING=None,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_simulated_npu_is_the_chip_that_is_asked_for() -> None:
+    done = run_python(
+        "import paged_ops\n"
+        "rows, cache = torch.ones(200, 1, 16).npu(), torch.zeros(13, 16, 1, 16).npu()\n"
+        "paged_ops.write_kv(rows, rows, cache, cache.clone(), torch.arange(200).npu())\n"
+        "print(torch.npu.get_device_name(), environment.report()['launches']['last']['blocks'])\n",
+        PAGED_SIM_SOC="Ascend910B4",
+    )
+    assert "Ascend910B4 40" in done.stdout
 
 
 def test_an_npu_kernel_that_breaks_a_rule_or_is_missing_fails_the_call() -> None:

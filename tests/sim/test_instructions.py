@@ -352,6 +352,19 @@ def test_masked_lanes_keep_the_old_destination() -> None:
     np.testing.assert_array_equal(out, expected.reshape(-1))
 
 
+def test_the_mask_register_counts_elements_or_selects_lanes() -> None:
+    values = signed(256)
+    expected = np.full(256, -1, np.float32)
+    expected[:100] = np.abs(values[:100])
+    counted = run("counted_abs", values, np.zeros(256, np.float32), 256)
+    np.testing.assert_array_equal(counted, expected)
+
+    lanes = np.full((4, 64), -1, np.float32)
+    lanes[:, :5] = np.abs(values.reshape(4, 64)[:, :5])
+    selected = run("register_masked_abs", values, np.zeros(256, np.float32), 256)
+    np.testing.assert_array_equal(selected, lanes.reshape(-1))
+
+
 def test_a_source_block_stride_of_zero_repeats_one_block() -> None:
     values = signed(520)
     out = run("add_spread_values", values, np.zeros(512, np.float32))

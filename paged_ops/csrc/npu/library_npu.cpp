@@ -12,8 +12,12 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <memory>
+#include <span>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "checks.h"
 #include "npu/launch.h"
@@ -118,9 +122,8 @@ std::string described(std::initializer_list<Argument> arguments) {
 // One call of an op on the device of its first tensor, which is current while the call lives.
 class NpuCall {
  public:
-  NpuCall(const Checks& checks, const Tensor& like) : checks_(checks), guard_(like.get_device()) {
-    like_ = &like;
-  }
+  NpuCall(const Checks& checks, const Tensor& first)
+      : checks_(checks), first_(first), guard_(first.get_device()) {}
 
   // Plans with `make_plan`, a function of the chip, and launches a kernel of op_kernel/<stem>.cpp.
   // Its parameters are `pointers`, then the workspace where `takes_workspace`, then the tiling.
@@ -133,10 +136,10 @@ class NpuCall {
       // hands it out again only to work in the same stream.
       OptionalTensor workspace;
       if (plan.workspace_bytes > 0) {
-        workspace = torch::stable::new_empty(*like_, {plan.workspace_bytes}, ScalarType::Byte);
+        workspace = torch::stable::new_empty(first_, {plan.workspace_bytes}, ScalarType::Byte);
       }
       if (takes_workspace) pointers.push_back(pointer_to(workspace));
-      const int device = like_->get_device();
+      const int device = first_.get_device();
       npu::launch({device, current_stream(device)}, {stem, plan.kernel}, plan.num_cores, pointers,
                   std::as_bytes(std::span(&plan.tiling, 1)));
     } catch (const Unsupported& unsupported) {
@@ -148,7 +151,7 @@ class NpuCall {
 
  private:
   const Checks& checks_;
-  const Tensor* like_;
+  const Tensor& first_;
   torch::stable::accelerator::DeviceGuard guard_;
 };
 

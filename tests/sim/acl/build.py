@@ -1,4 +1,4 @@
-"""Build the libraries that torch_npu loads, so that the real wheel runs on a machine without CANN.
+"""Build the libraries that torch_npu loads, so that the real wheel runs where there is no CANN.
 
 torch_npu links against CANN's C interface: ``libascendcl.so`` and a few others. `build` makes
 libraries of those names from ``src/``, where a small part of the interface is implemented:
@@ -19,7 +19,7 @@ torch do nothing, in silence. Functions that torch_npu looks up by name while it
 missing where they aren't implemented: torch_npu reports those itself, by name.
 
 Run ``python -m tests.sim.acl.build`` in an environment that has torch_npu; it prints the folder
-that has to be in ``LD_LIBRARY_PATH``. ``tests/npu_environment.py`` sets the rest of the environment.
+that has to be in ``LD_LIBRARY_PATH``. ``tests/npu_environment.py`` does that and sets the rest.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def unimplemented_source(names: list[str]) -> str:
 
 
 def ninja_file(package: Path, generated: Path, libraries: list[str]) -> str:
-    """Return the text of build.ninja: the runtime, and a library per other name that leads to it."""
+    """Return the text of build.ninja: the runtime, and the libraries that only lead to it."""
     include = package / "include" / "third_party" / "acl" / "inc"
     flags = "-std=c++20 -O2 -g -fPIC -fvisibility=hidden -Wall -Wextra -DFUNC_VISIBILITY"
     lines = [

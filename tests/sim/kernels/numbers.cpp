@@ -192,6 +192,31 @@ extern "C" __global__ __aicore__ void masked_abs(GM_ADDR in, GM_ADDR out, uint64
   });
 }
 
+// The first 100 elements, counted by the mask register; the others keep -1.
+extern "C" __global__ __aicore__ void counted_abs(GM_ADDR in, GM_ADDR out, uint64_t count) {
+  Map<float, float>(in, out, count, count, [&](auto& dst, auto& src, auto&) {
+    AscendC::Duplicate(dst, -1.0f, static_cast<int32_t>(count));
+    AscendC::PipeBarrier<PIPE_V>();
+    AscendC::SetMaskCount();
+    AscendC::SetVectorMask<float, AscendC::MaskMode::COUNTER>(100);
+    AscendC::Abs<float, false>(dst, src, AscendC::MASK_PLACEHOLDER, 1, {1, 1, 8, 8});
+    AscendC::SetMaskNorm();
+    AscendC::ResetMask();
+  });
+}
+
+// The first 5 lanes of every repeat, by the mask register; the others keep -1.
+extern "C" __global__ __aicore__ void register_masked_abs(GM_ADDR in, GM_ADDR out, uint64_t count) {
+  Map<float, float>(in, out, count, count, [&](auto& dst, auto& src, auto&) {
+    AscendC::Duplicate(dst, -1.0f, static_cast<int32_t>(count));
+    AscendC::PipeBarrier<PIPE_V>();
+    AscendC::SetVectorMask<float>(0, 0x1f);
+    AscendC::Abs<float, false>(dst, src, AscendC::MASK_PLACEHOLDER,
+                               static_cast<uint8_t>(count / 64), {1, 1, 8, 8});
+    AscendC::ResetMask();
+  });
+}
+
 // Row i of 8 rows of 64 plus the i-th of 8 values after them, each value spread over a block.
 extern "C" __global__ __aicore__ void add_spread_values(GM_ADDR in, GM_ADDR out) {
   Map<float, float>(in, out, 520, 512, [&](auto& dst, auto& src, auto& pipe) {

@@ -3,7 +3,9 @@
 // Each device owns a range of addresses of its own. The pages are out of reach (PROT_NONE) except
 // while an entry point needs them, so host code that follows a device pointer dies at once, as it
 // would with a real NPU. New memory holds garbage that can't be mistaken for anything: 0x7fff in
-// every 16 bits is NaN in float32, float16 and bfloat16, and a huge number in int32 and int64.
+// every 16 bits is NaN in float32, float16 and bfloat16, and a huge number in int32 and int64. Only
+// allocations of more than a GiB are left as they are, zero, to be as large as a test needs and
+// still cost no more than what is touched.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -17,8 +19,10 @@
 namespace sim {
 namespace {
 
-constexpr size_t kDeviceBytes = size_t{8} << 30;
+constexpr size_t kDeviceBytes = size_t{64} << 30;  // as a 910B has; the host lends what is touched
+constexpr size_t kMostGarbageBytes = size_t{1} << 30;
 constexpr size_t kPageBytes = 4096;
+constexpr size_t kQuarantineBytes = 64 << 20;
 constexpr uint16_t kGarbage = 0x7fff;
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -35,6 +39,8 @@ std::byte* reserve_addresses() {
     std::perror("simulated device memory");
     std::abort();
   }
+  // Changing what may be done with a page costs time for each, so they should be few.
+  madvise(range, kDeviceBytes, MADV_HUGEPAGE);
   return static_cast<std::byte*>(range);
 }
 
@@ -53,12 +59,13 @@ class Memory {
     const size_t pages = round_up(std::max<size_t>(bytes, 1), kPageBytes);
     std::byte* begin = find_room(pages);
     if (begin == nullptr) return nullptr;
-    extents_[begin] = {begin, bytes, device_, false};
+    const bool garbage = bytes <= kMostGarbageBytes;
+    extents_[begin] = {begin, bytes, device_, !garbage};
     high_water_ = std::max(high_water_, begin + pages);
     next_ = begin + pages;
     used_ += pages;
     const DeviceAccess access;
-    fill_with_garbage(begin, bytes);
+    if (garbage) fill_with_garbage(begin, bytes);
     core_learns(extents_[begin]);
     return begin;
   }
@@ -92,9 +99,10 @@ class Memory {
 
  private:
   // The first gap after the last allocation, or from the beginning again: an address that was freed
-  // stays unused for as long as possible, so that using it is noticed.
+  // stays unused for some time, so that using it is noticed.
   std::byte* find_room(size_t pages) const {
-    for (std::byte* start : {next_, base_}) {
+    const bool far = next_ > base_ + 2 * used_ + kQuarantineBytes;
+    for (std::byte* start : {far ? base_ : next_, base_}) {
       std::byte* candidate = start;
       for (auto it = extents_.lower_bound(start); it != extents_.end(); ++it) {
         if (candidate + pages <= it->first) return candidate;

@@ -107,7 +107,7 @@ struct Extent {
   std::byte* begin;
   size_t bytes;
   int device;
-  bool written;  // by the host, in part at least; else it holds garbage until a kernel writes it
+  bool written;  // by the host, in part at least; else it is garbage until a kernel writes it
 };
 
 // The allocation that [p, p + bytes) lies in, or null.

@@ -21,9 +21,6 @@ enum pipe_t {
   PIPE_MTE2,
   PIPE_MTE3,
   PIPE_ALL,
-  PIPE_MTE4,
-  PIPE_MTE5,
-  PIPE_V2,
   PIPE_FIX = 10,
 };
 
@@ -204,7 +201,6 @@ enum KernelMetaType : uint8_t {
 constexpr uint64_t MASK_PLACEHOLDER = 0;
 
 constexpr int32_t ONE_BLK_SIZE = 32;
-constexpr int32_t DEFAULT_C0_SIZE = 32;
 
 }  // namespace AscendC
 
