@@ -61,6 +61,9 @@ class RowMover {
     queue_.EnQue(rows);
     rows = queue_.template DeQue<T>();
     CopyRowsOut(to, rows, count, width, to_stride);
+    // Copies land in the order of the calls: a slot may be given twice, and values may be a view of
+    // keys.
+    AscendC::PipeBarrier<PIPE_MTE3>();
     queue_.FreeTensor(rows);
   }
 

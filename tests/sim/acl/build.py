@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SOURCES = Path(__file__).parent / "src"
 CORE_INCLUDE = ROOT / "tests" / "sim" / "ascendc" / "include"
 OUTPUT = ROOT / "build" / "sim" / "acl"
+CXX = os.environ.get("CXX", "g++")
 
 # The library that holds everything; the others only lead to it.
 RUNTIME = "libascendcl.so"
@@ -74,7 +75,7 @@ def loaded_with_torch_npu(package: Path) -> list[Path]:
 
 def is_installed(name: str) -> bool:
     """Whether the compiler knows a library of this name: then it belongs to the system."""
-    return output_of("g++", f"-print-file-name={name}").strip() != name
+    return output_of(CXX, f"-print-file-name={name}").strip() != name
 
 
 def missing_libraries(libraries: list[Path]) -> list[str]:
@@ -112,31 +113,27 @@ def unimplemented_source(names: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def ninja_file(package: Path, generated: Path, libraries: list[str]) -> str:
-    """Return the text of build.ninja: the runtime, and the libraries that only lead to it."""
+def compile_flags(package: Path) -> list[str]:
+    """Return the flags of every source; the wheel's headers say what each function looks like."""
     include = package / "include" / "third_party" / "acl" / "inc"
-    flags = "-std=c++20 -O2 -g -fPIC -fvisibility=hidden -Wall -Wextra -DFUNC_VISIBILITY"
-    lines = [
-        f"cxx = {os.environ.get('CXX', 'g++')}",
-        f"flags = {flags} -I{SOURCES} -I{CORE_INCLUDE} -isystem {include}",
-        "rule compile",
-        "  command = $cxx $flags -MD -MF $out.d -c $in -o $out",
-        "  depfile = $out.d",
-        "  deps = gcc",
-        "rule link",
-        "  command = $cxx -shared -Wl,-soname,$name $in -o $out -ldl",
-        "rule lead",
-        "  command = $cxx -shared -Wl,-soname,$name -Wl,--no-as-needed -Wl,-rpath,'$$ORIGIN'"
-        " -x none $in -o $out",
-    ]
-    objects = []
-    for source in [*sorted(SOURCES.glob("*.cpp")), generated]:
-        objects.append(f"{source.stem}.o")
-        lines.append(f"build {objects[-1]}: compile {source}")
-    lines += [f"build lib/{RUNTIME}: link {' '.join(objects)}", f"  name = {RUNTIME}"]
-    for name in libraries:
-        lines += [f"build lib/{name}: lead lib/{RUNTIME}", f"  name = {name}"]
-    return "\n".join(lines) + "\n"
+    flags = ["-std=c++20", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+    # FUNC_VISIBILITY makes those headers export what they declare.
+    flags += ["-DFUNC_VISIBILITY", f"-I{SOURCES}", f"-I{CORE_INCLUDE}"]
+    return [*flags, "-isystem", str(include)]
+
+
+def make(target: Path, inputs: list[Path], command: list[str]) -> None:
+    """Run a command that makes a file, unless the file is newer than its inputs.
+
+    The file appears in one step: other processes may have the old one loaded.
+    """
+    if target.exists() and all(i.stat().st_mtime <= target.stat().st_mtime for i in inputs):
+        return
+    temporary = target.with_suffix(f".{os.getpid()}")
+    done = subprocess.run([CXX, *command, "-o", str(temporary)], check=False)
+    if done.returncode != 0:
+        sys.exit("the simulated AscendCL could not be built, see the messages above")
+    temporary.replace(target)
 
 
 def write_if_changed(path: Path, text: str) -> None:
@@ -144,26 +141,44 @@ def write_if_changed(path: Path, text: str) -> None:
         path.write_text(text)
 
 
+def unimplemented(package: Path, wheel: list[Path]) -> list[str]:
+    """Return the entry points that the wheel can't be loaded without and that ``src/`` lacks."""
+    needed = set().union(*(symbols(library, "undefined") for library in wheel))
+    needed -= set().union(*(symbols(library, "defined") for library in wheel))
+    missing = sorted(needed - implemented())
+    folder = package / "include" / "third_party" / "acl" / "inc" / "acl"
+    headers = "\n".join(path.read_text(errors="replace") for path in folder.glob("*.h"))
+    pointers = [name for name in missing if returns_pointer(name, headers)]
+    if pointers:
+        sys.exit(f"these return pointers and need an implementation: {', '.join(pointers)}")
+    return missing
+
+
+def make_runtime(package: Path, generated: Path) -> Path:
+    """Compile and link the library that holds everything."""
+    flags = compile_flags(package)
+    write_if_changed(OUTPUT / "flags", " ".join([CXX, *flags]))
+    common = [OUTPUT / "flags", CORE_INCLUDE / "sim_api.h", *SOURCES.glob("*.h")]
+    objects = []
+    for source in [*sorted(SOURCES.glob("*.cpp")), generated]:
+        objects.append(OUTPUT / f"{source.stem}.o")
+        make(objects[-1], [source, *common], [*flags, "-c", str(source)])
+    runtime = OUTPUT / "lib" / RUNTIME
+    make(runtime, objects, ["-shared", f"-Wl,-soname,{RUNTIME}", *map(str, objects), "-ldl"])
+    return runtime
+
+
 def build() -> Path:
     """Build what is out of date; return the folder for ``LD_LIBRARY_PATH``."""
     package = package_directory("torch_npu")
     wheel = loaded_with_torch_npu(package)
-    needed = set().union(*(symbols(library, "undefined") for library in wheel))
-    needed -= set().union(*(symbols(library, "defined") for library in wheel))
-    missing = sorted(needed - implemented())
-    acl_headers = package / "include" / "third_party" / "acl" / "inc" / "acl"
-    headers = "\n".join(path.read_text(errors="replace") for path in acl_headers.glob("*.h"))
-    pointers = [name for name in missing if returns_pointer(name, headers)]
-    if pointers:
-        sys.exit(f"these return pointers and need an implementation: {', '.join(pointers)}")
-    libraries = sorted({*missing_libraries(wheel), *OPENED_BY_NAME} - {RUNTIME})
     (OUTPUT / "lib").mkdir(parents=True, exist_ok=True)
     generated = OUTPUT / "unimplemented_entry_points.cpp"
-    write_if_changed(generated, unimplemented_source(missing))
-    write_if_changed(OUTPUT / "build.ninja", ninja_file(package, generated, libraries))
-    ninja = [sys.executable, "-m", "ninja", "-C", str(OUTPUT), "--quiet"]
-    if subprocess.run(ninja, check=False, stdout=sys.stderr).returncode != 0:
-        sys.exit("the simulated AscendCL could not be built, see the messages above")
+    write_if_changed(generated, unimplemented_source(unimplemented(package, wheel)))
+    runtime = make_runtime(package, generated)
+    for name in {*missing_libraries(wheel), *OPENED_BY_NAME} - {RUNTIME}:
+        leads_to = ["-Wl,--no-as-needed", str(runtime), "-Wl,-rpath,$ORIGIN"]
+        make(OUTPUT / "lib" / name, [runtime], ["-shared", f"-Wl,-soname,{name}", *leads_to])
     return OUTPUT / "lib"
 
 
