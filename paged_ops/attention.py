@@ -48,7 +48,8 @@ class PagedAttention(nn.Module):
     scale : float, optional
         Factor of the scores. None: ``head_dim ** -0.5``.
     sliding_window : int, optional
-        How many keys a query sees, its own included. None: all up to its own.
+        How many keys a query sees, its own included. None: all up to its own. Blocks that have
+        left the window of every later query go back to the pool.
     softcap : float
         Scores become ``softcap * tanh(score / softcap)``; 0: they stay as they are.
     alibi_slopes : torch.Tensor, optional
@@ -126,7 +127,9 @@ class PagedAttention(nn.Module):
         self.cache = PagedKVCache(
             1, num_blocks, block_size, self.num_kv_heads, head_dim, dtype, device, layout=layout
         )
-        self.manager = BlockManager(num_blocks, block_size)
+        self.manager = BlockManager(
+            num_blocks, block_size, prefix_caching=False, sliding_window=sliding_window
+        )
         self._register_per_head("alibi_slopes", alibi_slopes)
         self._register_per_head("sinks", sinks)
         # Length of each request. Never more than its room, which the manager counts. A block may
@@ -230,7 +233,9 @@ class PagedAttention(nn.Module):
             alibi_slopes=self.alibi_slopes,
             sinks=self.sinks,
         )
-        self._lengths.update(zip(requests, seq_lens, strict=True))
+        for request, length in zip(requests, seq_lens, strict=True):
+            self._lengths[request] = length
+            self.manager.commit(request, length)
         return output
 
     def fork(self, parent: Hashable, child: Hashable) -> None:

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paged_ops.block_manager import INT32_MAX, BlockManager, checked_int
-
-NO_BLOCK = -1
-"""Padding of block_tables. No block has this id, so a padding entry can never name a live one."""
+from paged_ops.block_manager import INT32_MAX, NO_BLOCK, BlockManager, checked_int
 
 NO_SLOT = -1
 """Padding of slot_mapping: ``write_kv`` writes nothing there."""
@@ -25,7 +22,8 @@ class Batch:
     Attributes
     ----------
     block_tables : torch.Tensor
-        ``[batch, max_blocks_per_seq]`` int32: the blocks of each sequence, then -1.
+        ``[batch, max_blocks_per_seq]`` int32: the blocks of each sequence, then -1. Also -1 where
+        a block has left the sliding window.
     seq_lens : torch.Tensor
         ``[batch]`` int32: tokens of each sequence, the new ones included.
     query_start_loc : torch.Tensor
@@ -137,8 +135,8 @@ def build_batch(
     UnknownRequest
         A request does not exist.
     ValueError
-        A request comes twice, a length is out of its range, or the numbers of requests and of
-        lengths differ.
+        A request comes twice, a length is out of its range, the numbers of requests and of
+        lengths differ, or a new token lies in a block that has left the sliding window.
     TypeError
         A length is no integer.
 
@@ -164,6 +162,7 @@ def build_batch(
         manager.block_table(request)[: -(-length // size)]
         for request, length in zip(requests, lengths, strict=True)
     ]
+    _refuse_released(tables, lengths, new, size)
     query_start_loc = _int32([0, *itertools.accumulate(new)])
     block_tables = _stack(tables)
     slot_mapping = _slots(block_tables, _int32(lengths), query_start_loc, size)
@@ -200,6 +199,19 @@ def _checked_lens(name: str, lengths: Sequence[int], limits: list[int]) -> list[
         checked_int(f"{name}[{i}]", length, 0, limit)
         for i, (length, limit) in enumerate(zip(lengths, limits, strict=True))
     ]
+
+
+def _refuse_released(
+    tables: list[list[int]], lengths: list[int], new: list[int], block_size: int
+) -> None:
+    """Refuse new tokens where the request's block has left the sliding window already."""
+    for i, (table, length, count) in enumerate(zip(tables, lengths, new, strict=True)):
+        if count and table[(length - count) // block_size] == NO_BLOCK:
+            released = table.count(NO_BLOCK)
+            raise ValueError(
+                f"query_lens[{i}] is {count}, expected at most {length - released * block_size}: "
+                f"the first {released} blocks have left the sliding window"
+            )
 
 
 def _int32(values: list[int]) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -194,6 +194,47 @@ class PagedKVCache(nn.Module):
         for layer in range(self.num_layers):
             copy_blocks(*self.layer(layer), mapping)
 
+    def send_blocks(
+        self,
+        destination: PagedKVCache,
+        copies: Sequence[tuple[int, int]],
+        non_blocking: bool = False,
+    ) -> None:
+        """Copy whole blocks into another pool, of the same shapes, in every layer.
+
+        This is how requests are swapped out and in: to a pool on the host and back, with the
+        copies of a `Transfer`. It may run in another thread, or on another stream, than the rest:
+        the transfer holds its blocks meanwhile.
+
+        Parameters
+        ----------
+        destination : PagedKVCache
+            The other pool. Only its number of blocks and its device may differ.
+        copies : sequence of (int, int)
+            (block here, block there). No block there comes twice.
+        non_blocking : bool
+            Whether to return before copies between devices have been made, where they can.
+
+        Raises
+        ------
+        ValueError
+            The pools don't match, an id is out of range, or a destination comes twice. Nothing
+            was copied.
+        """
+        self._refuse_unlike(destination)
+        if not copies:
+            return
+        sources, targets = torch.tensor(copies, dtype=torch.int64, device="cpu").unbind(1)
+        _refuse_ids("source", sources, self.num_blocks)
+        _refuse_ids("destination", targets, destination.num_blocks)
+        if len(targets.unique()) < len(targets):
+            raise ValueError("copies has a destination twice, expected each once")
+        sources, targets = sources.to(self.device), targets.to(destination.device)
+        for layer in range(self.num_layers):
+            blocks = self._pool(layer)[sources]
+            blocks = blocks.to(destination.device, non_blocking=non_blocking)
+            destination._pool(layer)[targets] = blocks
+
     @property
     def dtype(self) -> torch.dtype:
         """Element type of the pool."""
@@ -284,6 +325,14 @@ class PagedKVCache(nn.Module):
             f"a PagedKVCache can't be copied or pickled: its pool has {self.num_bytes} bytes; "
             f"make a new one instead"
         )
+
+    def _refuse_unlike(self, other: PagedKVCache) -> None:
+        """Refuse another pool whose blocks are not laid out like these."""
+        names = "num_layers", "block_size", "num_kv_heads", "head_dim", "head_dim_v"
+        for name in (*names, "layout", "dtype"):
+            mine, others = getattr(self, name), getattr(other, name)
+            if mine != others:
+                raise ValueError(f"destination has {name} {others}, expected {mine}, as here")
 
     def _pool(self, layer: int) -> torch.Tensor:
         if isinstance(layer, bool) or not isinstance(layer, int):
@@ -414,6 +463,13 @@ def _share_of_memory(memory_fraction: float, device: torch.device) -> tuple[int,
         )
     origin = f"memory_fraction {memory_fraction} of the {available} bytes available on {device}"
     return int(available * memory_fraction), origin
+
+
+def _refuse_ids(name: str, ids: torch.Tensor, num_blocks: int) -> None:
+    """Refuse block ids that a pool does not have."""
+    wrong = ids[(ids < 0) | (ids >= num_blocks)]
+    if len(wrong):
+        raise ValueError(f"copies has the {name} {int(wrong[0])}, expected 0 to {num_blocks - 1}")
 
 
 def _device(device: torch.device | str | None) -> torch.device:

@@ -327,6 +327,7 @@ def test_out_of_blocks_carries_its_numbers_through_pickling() -> None:
         BlockManager(2, 4).allocate("a", 9)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.asked, again.free) == (caught.value.asked, caught.value.free) == (3, 2)
+    assert (again.evictable, again.reserved) == (0, 0)
     assert str(again) == "3 blocks asked for, 2 free"
 
 
@@ -475,6 +476,53 @@ def test_a_block_that_one_owner_fills_is_full_though_others_end_inside_it() -> N
     manager.fork("a", "b")
     manager.truncate("b", 3)
     assert manager.stats().live_tokens == 6
+
+
+def test_num_exclusive_counts_the_blocks_that_ending_a_request_would_free() -> None:
+    manager = half_full()
+    assert [manager.num_exclusive(request) for request in "abc"] == [0, 0, 3]
+    manager.free("a")
+    assert manager.num_exclusive("b") == 2
+
+
+def test_preempt_is_free_and_is_counted() -> None:
+    manager = half_full()
+    manager.preempt("c")
+    assert manager.num_free == 4
+    assert manager.stats().preemptions == 1
+    with pytest.raises(UnknownRequest):
+        manager.preempt("c")
+    assert manager.stats().preemptions == 1
+
+
+# ------------------------------------------------------------------ the watermark
+
+
+def test_new_requests_leave_the_watermark_to_those_that_run() -> None:
+    manager = BlockManager(10, 4, watermark=0.25)  # 2 blocks
+    manager.allocate("a", 28)
+    assert manager.num_free == 3
+    assert manager.can_allocate(4)
+    assert not manager.can_allocate(5)
+    with pytest.raises(OutOfBlocks, match="2 blocks asked for, 3 free, of which the watermark"):
+        manager.allocate("b", 5)
+    manager.allocate("b", 4)
+    manager.append("a", 8)
+    assert manager.num_free == 0
+    manager.allocate("c", 0)
+
+
+def test_the_watermark_does_not_bind_where_nothing_runs() -> None:
+    manager = BlockManager(10, 4, watermark=0.25)
+    assert manager.can_allocate(40)
+    manager.allocate("a", 40)
+    assert manager.num_free == 0
+
+
+@pytest.mark.parametrize("watermark", [-0.1, 1.0, 2, float("nan")])
+def test_a_watermark_that_is_no_share_is_refused(watermark: float) -> None:
+    with pytest.raises(ValueError, match=r"watermark is .*, expected 0 or more and below 1"):
+        BlockManager(8, 4, watermark=watermark)
 
 
 # ------------------------------------------------------------------ check finds what is wrong
@@ -682,10 +730,12 @@ class EndsOnly(deque[int]):
 
 
 def everything_once(manager: BlockManager) -> None:
-    manager.allocate("a", 70)
+    manager.allocate("a", range(70))
+    manager.commit("a")
     manager.fork("a", "b")
-    manager.append("b", 30)
+    manager.append("b", range(30))
     manager.can_allocate(100)
+    manager.lookup(range(70))
     manager.truncate("a", 20)
     manager.stats()
     manager.free("a")
@@ -754,12 +804,20 @@ def test_the_public_names_of_a_manager_are_the_documented_ones() -> None:
         "block_table",
         "can_allocate",
         "check",
+        "commit",
+        "flush",
         "fork",
         "free",
+        "lookup",
         "num_blocks",
+        "num_cached",
+        "num_exclusive",
         "num_free",
         "num_tokens",
         "num_used",
+        "preempt",
+        "sliding_window",
         "stats",
+        "subscribe",
         "truncate",
     }

@@ -1,12 +1,9 @@
-"""BlockManager against token lists: in random histories, and in every state of a small pool.
-
-`PagedLists` keeps each request twice: as a plain list of tokens, and in the slots of a pool as the
-manager's tables and copies say. The two must read the same after every call.
-"""
+"""BlockManager against token lists: in random histories, and in every state of a small pool."""
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,148 +12,46 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from paged_ops.block_manager import BlockManager, OutOfBlocks, UnknownRequest
-
-Call = tuple[Any, ...]  # the name of a method of BlockManager, then its arguments
-
-
-class PagedLists:
-    """Requests as lists of distinct tokens, beside a manager and the pool it keeps the books of."""
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.manager = BlockManager(num_blocks, block_size)
-        self.lists: dict[str, list[int]] = {}
-        self.slots: dict[tuple[int, int], int] = {}  # (block, offset) -> token
-        self._new_tokens = itertools.count()
-
-    def call(self, call: Call) -> bool:
-        """Make a call, which must fail if the lists say so, without a trace; say if it did not."""
-        expected, failure = self.expected_error(call), None
-        before = self.tables(), self.lengths(), self.manager.stats()
-        try:
-            self.make(call)
-        except (OutOfBlocks, UnknownRequest, ValueError) as error:
-            failure = type(error)
-        assert failure is expected
-        if failure:
-            assert (self.tables(), self.lengths(), self.manager.stats()) == before
-        return failure is None
-
-    def make(self, call: Call) -> None:
-        """Make a call, and do to the lists and to the slots what it means."""
-        result = getattr(self.manager, call[0])(*call[1:])
-        getattr(self, "after_" + call[0])(*call[1:], result)
-        self._forget_free_blocks()
-
-    def expected_error(self, call: Call) -> type[Exception] | None:
-        """Foretell the error from the lists and from who holds which block."""
-        name, request, argument = (*call, None)[:3]
-        if (request in self.lists) == (name == "allocate"):
-            return ValueError if name == "allocate" else UnknownRequest
-        if name == "fork" and argument in self.lists:
-            return ValueError
-        if name == "truncate" and argument > len(self.lists[request]):
-            return ValueError
-        if name in ("allocate", "append") and self._blocks_needed(*call) > self._num_free():
-            return OutOfBlocks
-        return None
-
-    def after_allocate(self, request: str, count: int, hit_tokens: int) -> None:
-        assert hit_tokens == 0
-        self.lists[request] = []
-        self._write(request, count)
-
-    def after_append(self, request: str, count: int, copies: list[tuple[int, int]]) -> None:
-        held = {block for table in self.tables().values() for block in table}
-        for source, destination in copies:
-            assert {source, destination} <= held
-            for offset in range(self.manager.block_size):
-                if (source, offset) in self.slots:
-                    self.slots[destination, offset] = self.slots[source, offset]
-        self._write(request, count)
-
-    def after_fork(self, parent: str, child: str, _: None) -> None:
-        self.lists[child] = self.lists[parent].copy()
-
-    def after_truncate(self, request: str, num_tokens: int, _: None) -> None:
-        del self.lists[request][num_tokens:]
-
-    def after_free(self, request: str, _: None) -> None:
-        del self.lists[request]
-
-    def verify(self) -> None:
-        """Read every request back from the pool, and compare all counts with the lists."""
-        self.manager.check()
-        live = set()
-        for request, tokens in self.lists.items():
-            slots = self._slots_of(request)
-            assert [self.slots[slot] for slot in slots] == tokens
-            live.update(slots)
-        stats = self.manager.stats()
-        assert self.manager.num_free == stats.num_free == self._num_free()
-        assert self.manager.num_used == stats.num_used == stats.num_blocks - stats.num_free
-        assert stats.num_requests == len(self.lists)
-        assert stats.request_tokens == sum(map(len, self.lists.values()))
-        assert stats.live_tokens == len(live)
-        room = stats.num_free * stats.block_size
-        assert self.manager.can_allocate(room)
-        assert not self.manager.can_allocate(room + 1)
-
-    def tables(self) -> dict[str, list[int]]:
-        return {request: self.manager.block_table(request) for request in self.lists}
-
-    def lengths(self) -> dict[str, int]:
-        return {request: self.manager.num_tokens(request) for request in self.lists}
-
-    def _blocks_needed(self, name: str, request: str, count: int) -> int:
-        size = self.manager.block_size
-        length = len(self.lists.get(request, []))
-        blocks = -(-(length + count) // size) - -(-length // size)
-        if name == "append" and count and length % size:
-            last = self.manager.block_table(request)[-1]
-            blocks += sum(last in table for table in self.tables().values()) > 1
-        return blocks
-
-    def _num_free(self) -> int:
-        held = {block for table in self.tables().values() for block in table}
-        return self.manager.num_blocks - len(held)
-
-    def _slots_of(self, request: str) -> list[tuple[int, int]]:
-        """Return the slot of each token of a request."""
-        table, size = self.manager.block_table(request), self.manager.block_size
-        return [(table[i // size], i % size) for i in range(len(self.lists[request]))]
-
-    def _write(self, request: str, count: int) -> None:
-        """Append new tokens to the list, and write them where the manager has put them."""
-        tokens = list(itertools.islice(self._new_tokens, count))
-        self.lists[request] += tokens
-        slots = self._slots_of(request)
-        self.slots.update(zip(slots[len(slots) - count :], tokens, strict=True))
-
-    def _forget_free_blocks(self) -> None:
-        """Anything may be written to a block that nobody holds: nothing there can be read."""
-        held = {block for table in self.tables().values() for block in table}
-        self.slots = {slot: token for slot, token in self.slots.items() if slot[0] in held}
-
+from tests.support.paged_lists import Call, PagedLists
+from tests.support.swapping_lists import SwappingLists
 
 # ------------------------------------------------------------------ random histories
 
 REQUESTS = st.sampled_from("abcd")
 COUNTS = st.integers(0, 9)
+# Few different ids, so that prompts meet; a count gives ids that nobody else has.
+TOKENS = COUNTS | st.lists(st.integers(0, 1), max_size=9)
+KEYS = st.sampled_from([(), (), (), (("salt", "x"),), (("adapter", "x"),)])
 
 
 class Histories(RuleBasedStateMachine):
-    @initialize(num_blocks=st.integers(1, 8), block_size=st.integers(1, 4))
-    def start(self, num_blocks: int, block_size: int) -> None:
-        self.paged = PagedLists(num_blocks, block_size)
+    @initialize(
+        num_blocks=st.integers(1, 8),
+        block_size=st.integers(1, 4),
+        prefix_caching=st.sampled_from([True, True, False]),
+        watermark=st.sampled_from([0.0, 0.0, 0.3]),
+        sliding_window=st.none() | st.integers(1, 6),
+        host_blocks=st.integers(1, 8),
+    )
+    def start(self, num_blocks: int, block_size: int, **options: Any) -> None:
+        self.paged = SwappingLists(num_blocks, block_size, **options)
 
-    @rule(request=REQUESTS, count=COUNTS)
-    def allocate(self, request: str, count: int) -> None:
-        self.paged.call(("allocate", request, count))
+    @rule(request=REQUESTS, tokens=TOKENS, keys=KEYS)
+    def allocate(self, request: str, tokens: Any, keys: Any) -> None:
+        self.paged.call(("allocate", request, tokens, keys))
 
-    @rule(request=REQUESTS, count=COUNTS)
-    def append(self, request: str, count: int) -> None:
-        self.paged.call(("append", request, count))
+    @rule(request=REQUESTS, tokens=TOKENS)
+    def append(self, request: str, tokens: Any) -> None:
+        self.paged.call(("append", request, tokens))
+
+    @rule(request=REQUESTS, num_tokens=COUNTS)
+    def commit(self, request: str, num_tokens: int) -> None:
+        self.paged.call(("commit", request, num_tokens))
+
+    @rule(request=REQUESTS)
+    def commit_all(self, request: str) -> None:
+        if request in self.paged.requests:
+            self.paged.call(("commit", request, len(self.paged.requests[request].tokens)))
 
     @rule(parent=REQUESTS, child=REQUESTS)
     def fork(self, parent: str, child: str) -> None:
@@ -170,6 +65,39 @@ class Histories(RuleBasedStateMachine):
     def free(self, request: str) -> None:
         self.paged.call(("free", request))
 
+    @rule(request=REQUESTS)
+    def preempt(self, request: str) -> None:
+        self.paged.call(("preempt", request))
+
+    @rule(request=REQUESTS)
+    def swap_out(self, request: str) -> None:
+        self.paged.call(("swap_out", request))
+
+    @rule(request=REQUESTS)
+    def swap_in(self, request: str) -> None:
+        self.paged.call(("swap_in", request))
+
+    @rule(request=REQUESTS)
+    def free_swapped(self, request: str) -> None:
+        self.paged.call(("free_swapped", request))
+
+    @rule(index=st.integers(0, 3))
+    def finish(self, index: int) -> None:
+        self.paged.call(("finish", index))
+
+    @rule()
+    def restore(self) -> None:
+        self.paged.call(("restore",))
+
+    @rule()
+    def flush(self) -> None:
+        self.paged.call(("flush",))
+
+    @rule(tokens=st.lists(st.integers(0, 1), max_size=9), keys=KEYS)
+    def lookup(self, tokens: list[int], keys: Any) -> None:
+        found = self.paged.manager.lookup(tokens, keys)
+        assert found == self.paged.expected_hit(tokens, keys) * self.paged.manager.block_size
+
     @invariant()
     def pool_reads_as_the_lists(self) -> None:
         if hasattr(self, "paged"):
@@ -177,6 +105,56 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
+
+
+def random_call(choose: random.Random, paged: SwappingLists) -> Call:
+    """Draw a call: mostly one that can succeed."""
+    request, other = choose.sample("abcdef", 2)
+    if choose.random() < 0.2:
+        name = choose.choice(["swap_out", "swap_in", "swap_in", "free_swapped", "finish", "finish"])
+        return (name, choose.randrange(3) if name == "finish" else request)
+    tokens: Any = [choose.randrange(2) for _ in range(choose.randrange(12))]
+    if choose.random() < 0.1:
+        tokens = len(tokens)
+    listed = paged.requests.get(request)
+    length = len(listed.tokens) if listed else 0
+    if listed is None and choose.random() < 0.8:
+        if choose.random() < 0.3:
+            return ("fork", other, request)
+        return ("allocate", request, tokens, choose.choice([(), (), (("salt", "x"),)]))
+    if choose.random() < 0.005:
+        return choose.choice([("flush",), ("restore",)])
+    name = choose.choice(["append", "append", "commit", "commit", "truncate", "free", "preempt"])
+    if name == "append":
+        return (name, request, choose.choice([tokens, [choose.randrange(2)]]))
+    if name == "commit":
+        return (name, request, choose.choice([length, choose.randint(0, length + 1)]))
+    if name == "truncate":
+        return (name, request, max(0, length - choose.randrange(4)))
+    return (name, request)
+
+
+def run_random_calls(seed: int, num_calls: int, verify_every: int = 1) -> None:
+    """Make so many calls, on a new pool every thousand, and compare everything now and then."""
+    choose = random.Random(seed)
+    for start in range(0, num_calls, 1000):
+        paged = SwappingLists(
+            choose.randint(2, 12),
+            choose.randint(1, 4),
+            choose.randint(2, 12),
+            watermark=choose.choice([0.0, 0.0, 0.2]),
+            sliding_window=choose.choice([None, None, 1, 2, 5]),
+        )
+        for number in range(min(1000, num_calls - start)):
+            paged.call(random_call(choose, paged))
+            if number % verify_every == 0:
+                paged.verify()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_long_random_histories_keep_every_invariant(seed: int) -> None:
+    run_random_calls(seed, 4000)
+
 
 # ------------------------------------------------------------------ every state of a small pool
 
@@ -249,10 +227,67 @@ def test_every_call_is_right_in_every_state_of_a_small_pool(
                 continue  # and still in the state before
             paged.verify()
             state = canonical(
-                [(len(paged.lists[name]), tuple(table)) for name, table in paged.tables().items()]
+                [
+                    (len(paged.requests[name].tokens), tuple(table))
+                    for name, table in paged.tables().items()
+                ]
             )
             if state not in histories:
                 histories[state] = (*history, call)
                 waiting.append(histories[state])
             paged = replay(history, num_blocks, block_size)
     assert histories.keys() == legal_states(num_blocks, block_size, len(requests))
+
+
+def cached_state(paged: PagedLists) -> Any:
+    """Return all that the future of a pool with a prefix cache depends on.
+
+    That is the first of its forms among all orders of the requests, whose names don't matter, with
+    blocks numbered as they come.
+    """
+
+    def form(order: Sequence[str]) -> Any:
+        names: dict[int, int] = {}
+
+        def renamed(blocks: Iterable[int]) -> tuple[int, ...]:
+            return tuple(names.setdefault(block, len(names)) for block in blocks)
+
+        tables = paged.tables()
+        requests = tuple(
+            (listed.tokens, listed.known, listed.committed, listed.stale, renamed(tables[name]))
+            for name, listed in ((name, paged.requests[name]) for name in order)
+        )
+        idle = renamed(paged.idle)
+        return requests, idle, sorted(zip(paged.found, renamed(paged.found.values()), strict=True))
+
+    return repr(min(map(form, itertools.permutations(paged.requests))))
+
+
+@pytest.mark.parametrize(("num_blocks", "block_size", "most_tokens"), [(2, 1, 2), (2, 2, 2)])
+def test_every_call_is_right_in_every_state_of_a_small_prefix_cache(
+    num_blocks: int, block_size: int, most_tokens: int
+) -> None:
+    lengths = range(most_tokens + 1)
+    prompts = [list(ids) for n in lengths for ids in itertools.product([0, 1], repeat=n)]
+    calls: list[Call] = [
+        *itertools.product(["allocate"], "ab", prompts),
+        *itertools.product(["append"], "ab", [[0], [1]]),
+        *itertools.product(["commit", "truncate"], "ab", lengths),
+        *itertools.product(["fork"], "ab", "ab"),
+        *itertools.product(["free"], "ab"),
+        ("flush",),
+    ]
+    histories: dict[Any, tuple[Call, ...]] = {cached_state(PagedLists(num_blocks, block_size)): ()}
+    waiting = deque(histories.values())
+    while waiting:
+        history = waiting.popleft()
+        paged = replay(history, num_blocks, block_size)
+        for call in calls:
+            if not paged.call(call):
+                continue
+            paged.verify()
+            state = cached_state(paged)
+            if state not in histories:
+                histories[state] = (*history, call)
+                waiting.append(histories[state])
+            paged = replay(history, num_blocks, block_size)

@@ -188,7 +188,7 @@ class PagedLists:
         assert live_blocks == len(self._held())
         self.found.clear()
         self.idle.clear()
-        for listed in self.requests.values():
+        for listed in self.everywhere():
             listed.stale = True
 
     # ------------------------------------------------------------------ comparing
@@ -258,6 +258,10 @@ class PagedLists:
     def arriving(self) -> dict[str, tuple[Listed, list[int]]]:
         """Return the requests that wait for a copy into the pool."""
         return {name[1]: held for name, held in self.extra.items() if name[0] == "arriving"}
+
+    def everywhere(self) -> list[Listed]:
+        """Return all requests, wherever they are."""
+        return [*self.requests.values(), *(listed for listed, _ in self.extra.values())]
 
     # ------------------------------------------------------------------ inside
 

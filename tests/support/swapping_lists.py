@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any, NamedTuple
 
-from paged_ops.block_manager import InFlight, OutOfBlocks, UnknownRequest
+from paged_ops.block_manager import BlockManager, InFlight, OutOfBlocks, UnknownRequest
+from paged_ops.kv_cache import PagedKVCache
+from paged_ops.snapshot import restore_snapshot, save_snapshot
 from paged_ops.swap import SwapSpace, Transfer
 from tests.support.paged_lists import REFUSALS, Call, Listed, PagedLists, Text
 
-SPACE_CALLS = ("swap_out", "swap_in", "free_swapped", "finish")
+SPACE_CALLS = ("swap_out", "swap_in", "free_swapped", "finish", "restore")
 
 
 class Flight(NamedTuple):
@@ -32,6 +35,7 @@ class SwappingLists(PagedLists):
         super().__init__(num_blocks, block_size, **options)
         self.space = SwapSpace(self.manager, host_blocks)
         self.host_blocks = host_blocks
+        self.options = options
         self.host: dict[str, Listed] = {}
         self.host_slots: dict[tuple[int, int], Text] = {}
         self.flights: list[Flight] = []
@@ -51,9 +55,9 @@ class SwappingLists(PagedLists):
             assert (self.books(), self.space.stats()) == before
         return failure is None
 
-    def expected_space_error(self, name: str, request: Any) -> type[Exception] | None:
+    def expected_space_error(self, name: str, request: Any = None) -> type[Exception] | None:
         on_its_way_out = any(f.request == request and not f.inwards for f in self.flights)
-        if name == "finish":
+        if name in ("finish", "restore"):
             return None
         if name == "free_swapped":
             return None if request in self.host else UnknownRequest
@@ -126,6 +130,44 @@ class SwappingLists(PagedLists):
         if flight.inwards and arrived is listed:
             self.requests[flight.request], _ = self.extra.pop(("arriving", flight.request))
         self._leave(table[listed.released :])
+
+    def restore(self) -> None:
+        """Go on with new books and a new pool, restored from a snapshot of the present ones.
+
+        The pool of the snapshot holds, in the place of keys, numbers of texts.
+        """
+        if self.flights or self.host:
+            return
+        size, texts = self.manager.block_size, list(dict.fromkeys(self.slots.values()))
+        numbers = {text: number for number, text in enumerate(texts)}
+        old, new = (PagedKVCache(1, self.manager.num_blocks, size, 1, 1) for _ in range(2))
+        for (block, offset), text in self.slots.items():
+            old.kv_blocks(0)[block, 0, offset] = numbers[text]
+        manager = BlockManager(self.manager.num_blocks, size, **self.options)
+        with tempfile.TemporaryDirectory() as folder:
+            save_snapshot(folder, self.manager, old)
+            assert restore_snapshot(folder, manager, new) == list(self.requests)
+        keys = new.kv_blocks(0)[:, 0, :, 0, 0].tolist()
+        idle_texts = [
+            text for block in self.idle for text in self.found if self.found[text] == block
+        ]
+        self.slots = {
+            (block, offset): texts[int(number)]
+            for block, row in enumerate(keys)
+            for offset, number in enumerate(row)
+            if texts
+        }
+        found = {self.slots[block, size - 1]: block for block in manager._prefix._digests}
+        assert found.keys() == self.found.keys()
+        self.found, self.idle = found, [found[text] for text in idle_texts]
+        for listed in self.requests.values():
+            listed.known = 0 if listed.stale else listed.known
+            listed.committed, listed.stale = 0, False
+        self.manager, self.space = manager, SwapSpace(manager, self.host_blocks)
+        self.stream = manager.subscribe()
+
+    def everywhere(self) -> list[Listed]:
+        return [*super().everywhere(), *self.host.values()]
 
     def verify(self) -> None:
         super().verify()
