@@ -1,0 +1,143 @@
+"""Blocks that parallel sampling and beam search save, counted by a real `BlockManager`.
+
+Each prompt is allocated once and forked; every sequence then appends its own tokens. At each step
+the blocks that the manager has in use are compared with those that the sequences would need without
+sharing.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paged_ops.bench.memory.lengths import Request
+from paged_ops.block_manager import BlockManager
+
+_VOCABULARY = 32  # next tokens that have any weight in the toy language model
+
+
+@dataclass
+class Saving:
+    """Blocks summed over steps: in use, and needed without sharing."""
+
+    used: int = 0
+    unshared: int = 0
+
+    def add(self, manager: BlockManager, sequences: Sequence[int]) -> None:
+        """Count one step."""
+        self.used += manager.num_used
+        self.unshared += sum(len(manager.block_table(sequence)) for sequence in sequences)
+
+    @property
+    def percent(self) -> float:
+        """Blocks saved, in percent of those needed without sharing."""
+        return 100 * (1 - self.used / self.unshared)
+
+
+def parallel_sampling(requests: Sequence[Request], width: int, block_size: int = 16) -> Saving:
+    """Answer every prompt `width` times at once, all answers equally long.
+
+    Parameters
+    ----------
+    requests : sequence of Request
+        The prompts and the lengths of their answers.
+    width : int
+        Answers per prompt.
+    block_size : int
+        Tokens per block.
+    """
+    saving = Saving()
+    for request in requests:
+        manager = _manager_for(request, width, block_size)
+        sequences = range(width)
+        _start(manager, request, width)
+        for _ in range(request.output):
+            for sequence in sequences:
+                manager.append(sequence, 1)
+            saving.add(manager, sequences)
+    return saving
+
+
+def beam_search(
+    requests: Sequence[Request],
+    width: int,
+    block_size: int = 16,
+    sharpness: float = 6.0,
+    seed: int = 0,
+) -> Saving:
+    """Search every answer with `width` beams, in a toy language model.
+
+    The model's next-token logits are independent normal numbers, `sharpness` is their standard
+    deviation. With the default the best token has a probability of about 0.8 on average. The
+    sharper the model, the longer it takes until all beams descend from one, and the fewer blocks
+    they share. At each step the `width` best continuations of all beams survive.
+
+    Parameters
+    ----------
+    requests : sequence of Request
+        The prompts and the lengths of their answers.
+    width : int
+        Beams.
+    block_size : int
+        Tokens per block.
+    sharpness : float
+        The standard deviation of the toy model's logits.
+    seed : int
+        Of the toy model's logits.
+    """
+    saving, choose = Saving(), random.Random(seed)
+    for request in requests:
+        manager = _manager_for(request, width, block_size)
+        _start(manager, request, width)
+        scores = [0.0] + [-math.inf] * (width - 1)  # the beams are the same at first
+        for _ in range(request.output):
+            best = sorted(_continuations(scores, sharpness, choose), reverse=True)[:width]
+            scores = [score for score, _ in best]
+            _survive(manager, [parent for _, parent in best])
+            for sequence in range(width):
+                manager.append(sequence, 1)
+            saving.add(manager, range(width))
+    return saving
+
+
+def _continuations(
+    scores: Sequence[float], sharpness: float, choose: random.Random
+) -> list[tuple[float, int]]:
+    """Return the log probability of every continuation of every beam, and the beam."""
+    found = []
+    for beam, score in enumerate(scores):
+        if score == -math.inf:
+            continue
+        logits = [choose.gauss(0.0, sharpness) for _ in range(_VOCABULARY)]
+        log_sum = math.log(sum(map(math.exp, logits)))
+        found += [(score + logit - log_sum, beam) for logit in logits]
+    return found
+
+
+def _survive(manager: BlockManager, parents: Sequence[int]) -> None:
+    """Make beam i the child of beam ``parents[i]``, for all beams at once.
+
+    A beam with children goes on as one of them; the others of its children fork off it and take
+    the names of beams that have none.
+    """
+    children = Counter(parents)
+    names = [beam for beam in range(len(parents)) if not children[beam]]
+    for name in names:
+        manager.free(name)
+    for parent, count in children.items():
+        for _ in range(count - 1):
+            manager.fork(parent, names.pop())
+
+
+def _manager_for(request: Request, width: int, block_size: int) -> BlockManager:
+    blocks = -(-(request.prompt + request.output) // block_size)
+    return BlockManager(width * blocks, block_size, prefix_caching=False)
+
+
+def _start(manager: BlockManager, request: Request, width: int) -> None:
+    manager.allocate(0, request.prompt)
+    for sequence in range(1, width):
+        manager.fork(0, sequence)
