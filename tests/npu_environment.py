@@ -1,9 +1,16 @@
 """Run Python so that npu tensors work, on a machine without an NPU.
 
 ``python -m tests.npu_environment -m pytest -k npu`` builds the simulated device (``tests/sim``) and
-then runs ``python -m pytest -k npu`` in an environment where torch_npu loads it. Python must be that of
-an environment with torch_npu and the torch that belongs to it. On a machine with CANN nothing is
-simulated: run ``python -m pytest -k npu`` there.
+then runs ``python -m pytest -k npu`` in an environment where torch_npu loads it. It needs a virtual
+environment with torch_npu and the torch that belongs to it::
+
+    python3 -m venv .venv-npu
+    .venv-npu/bin/pip install torch==2.13.0 torch_npu==2.13.0 'setuptools>=77' ninja
+    .venv-npu/bin/pip install --no-build-isolation --editable '.[test]'
+    .venv-npu/bin/python -m tests.npu_environment -m pytest tests/sim/test_acl.py
+    .venv-npu/bin/python -m tests.npu_environment -m pytest -p tests.npu_plugin tests
+
+On a machine with CANN nothing is simulated: run ``python -m pytest`` there.
 
 The environment is chosen so that faults show:
 
@@ -91,10 +98,10 @@ def load() -> None:
 
 
 def to_npu(tensor: Tensor, device: str = "npu:0") -> Tensor:
-    """Return a tensor with the same elements, strides and offset, in a storage copied to the device.
+    """Return a tensor with the same elements, strides and offset, in a copy of its storage.
 
-    ``tensor.to("npu")`` makes a contiguous tensor of a view. Here the whole storage goes along, and so
-    does what lies between the elements.
+    ``tensor.to("npu")`` makes a contiguous tensor of a view. Here the whole storage goes along,
+    and so does what lies between the elements.
     """
     import torch
 
@@ -112,9 +119,7 @@ def report() -> dict[str, Any]:
 
 def main() -> None:
     """Replace this process by a Python of the same arguments in the environment."""
-    os.execve(
-        sys.executable, [sys.executable, *sys.argv[1:]], {**os.environ, **environment()}
-    )
+    os.execve(sys.executable, [sys.executable, *sys.argv[1:]], {**os.environ, **environment()})
 
 
 if __name__ == "__main__":

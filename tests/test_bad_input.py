@@ -231,7 +231,7 @@ def cache_refusals() -> Iterator[Refusal]:
         if op == "copy_blocks":
             continue
         for name in ("key_scale", "value_scale"):
-            change = put_new(name, torch.ones(1))
+            change = put(name, torch.ones(1))
             yield Refusal(op, f"{name} for a cache that is not quantised", change, (name,))
     for op in WRITES_CACHES:
         for name in ("key_cache", "value_cache"):
@@ -241,13 +241,6 @@ def cache_refusals() -> Iterator[Refusal]:
                 kind = f"{name} with overlapping dimension {dim}"
                 yield Refusal(op, kind, put(name, overlapping(dim)), (name,), True)
     yield from wrong_devices(HAS_CACHES, ("key_cache", "value_cache"))
-
-
-def put_new(name: str, value: Any) -> Change:
-    def change(arguments: Arguments) -> None:
-        arguments[name] = value
-
-    return change
 
 
 def table_refusals() -> Iterator[Refusal]:
@@ -319,10 +312,10 @@ def option_refusals(op: str) -> Iterator[Refusal]:
     ):
         for value in values:
             says = (name, f"is {value:g}"[:8], "finite")
-            yield Refusal(op, f"{name} of {value}", put_new(name, value), says)
+            yield Refusal(op, f"{name} of {value}", put(name, value), says)
     for value in (0, -1, INT64_MIN):
         says = ("sliding_window", str(value), "1")
-        yield Refusal(op, f"sliding_window of {value}", put_new("sliding_window", value), says)
+        yield Refusal(op, f"sliding_window of {value}", put("sliding_window", value), says)
     for name in ("alibi_slopes", "sinks"):
         for kind, value, says in (
             ("rank 0", torch.tensor(1.0), ("0", "1")),
@@ -335,7 +328,7 @@ def option_refusals(op: str) -> Iterator[Refusal]:
             ("one head too many", torch.ones(5), ("5", "4")),
             ("another device", torch.ones(4, device="meta"), ("meta", "cpu")),
         ):
-            yield Refusal(op, f"{name} of {kind}", put_new(name, value), (name, *says))
+            yield Refusal(op, f"{name} of {kind}", put(name, value), (name, *says))
 
 
 def out_refusals() -> Iterator[Refusal]:
@@ -445,7 +438,7 @@ def copy_refusals() -> Iterator[Refusal]:
 def gather_refusals() -> Iterator[Refusal]:
     for value in (0, 12, 14, -1, -13, 2**62, INT64_MIN):
         says = ("num_tokens", str(value), "13")
-        change = put_new("num_tokens", value)
+        change = put("num_tokens", value)
         yield Refusal("gather_kv", f"num_tokens of {value}", change, says, needs_memory=True)
 
 
@@ -558,6 +551,16 @@ def test_arguments_of_the_wrong_python_type_are_refused(op: str) -> None:
             with pytest.raises((RuntimeError, TypeError), match=name):
                 call(op, {**good, name: wrong})
             assert all(same_bits(a, b) for a, b in zip(contents(good), before, strict=True))
+
+
+@pytest.mark.parametrize("op", ALL_OPS)
+def test_none_for_a_tensor_is_refused_by_name_while_tracing(op: str) -> None:
+    with FakeTensorMode() as mode:
+        fakes = {name: mode.from_tensor(value) for name, value in good_arguments(op).items()}
+        for name in fakes:
+            if name != "query_start_loc":
+                with pytest.raises((RuntimeError, TypeError), match=name):
+                    call(op, {**fakes, name: None})
 
 
 def test_a_refused_write_leaves_even_the_good_rows_unwritten() -> None:

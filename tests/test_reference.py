@@ -32,7 +32,7 @@ def float64(made: Sequences, placement: Placement | None = None) -> tuple[Tensor
 
 def dense_attention(made: Sequences) -> tuple[Tensor, Tensor]:
     """Compute the whole score matrix of each sequence, and torch's softmax over all of it."""
-    outputs, lses = [made.query.new_zeros(0, made.query.shape[1], made.head_dim_v)], []
+    outputs = [made.query.new_zeros(0, made.query.shape[1], made.head_dim_v)]
     lses = [made.query.new_zeros(0, made.query.shape[1])]
     for i in range(len(made.keys)):
         logits = dense_logits(made, i)
