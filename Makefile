@@ -56,7 +56,8 @@ $(VENV_NPU)/.test: Makefile
 nightly: $(VENV)/.test $(LIBRARY)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -m hypothesis
 
-lint: $(VENV)/.lint
+# mypy reads the types of the optional packages, so all of them are there.
+lint: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

@@ -137,12 +137,6 @@ MUTATIONS = (
         "InitBuffer(acc_buffer_, 1 * rows",
     ),
     Mutation("cores don't wait for each other", _VECTOR, "AscendC::SyncAll();", ""),
-    Mutation(
-        "a core meets the others before its copies are done",
-        _VECTOR,
-        "AscendC::PipeBarrier<PIPE_ALL>();",
-        "",
-    ),
     Mutation("hidden keys not hidden", _VECTOR, "HideScores(step, r);", ""),
     Mutation(
         "a window of one key more",
@@ -219,13 +213,17 @@ MUTATIONS = (
     ),
     Mutation("negative slots written", "write_kv.cpp", "slot < 0 ||", "", op="write_kv"),
     Mutation(
-        "slots beyond the pool written", "write_kv.cpp", "slot >= num_slots ||", "", op="write_kv"
+        "slots beyond the pool written",
+        "write_kv.cpp",
+        "slot >= num_slots",
+        "slot >= 2 * num_slots",
+        op="write_kv",
     ),
     Mutation(
         "a slot given twice written by two cores",
         "write_kv.cpp",
         "slot / kNeighbours % num_cores",
-        "token % num_cores",
+        "(slot / kNeighbours + token) % num_cores",
         op="write_kv",
     ),
     Mutation(
@@ -275,6 +273,7 @@ def _attention_verdict(folder: Path) -> str:
             alibi_slopes=True,
             head_dim=80,
         ),
+        make_case(torch.float16, seq_lens=[60], query_lens=[4], sliding_window=7, softcap=5.0),
         make_case(torch.float16, seq_lens=[30, 200, 64], query_lens=[30, 1, 2], block_size=24),
     )
     for case in cases:
