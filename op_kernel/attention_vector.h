@@ -517,6 +517,7 @@ class AttentionVector {
     } else {
       AscendC::Cast(rows, state.acc, AscendC::RoundMode::CAST_RINT, count);
     }
+    Barrier();  // the next unit clears the accumulators
     output_out_.EnQue(rows);
     rows = output_out_.template DeQue<T>();
     for (int64_t i = 0; i < unit.num_rows;) {

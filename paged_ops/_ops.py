@@ -34,6 +34,11 @@ class _Checks:
     def require(self, condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
         torch._check(condition, lambda: f"paged::{self.op}: {message()}")
 
+    def tensors(self, **tensors: Tensor) -> None:
+        """Refuse None, which reaches an op in the place of any tensor."""
+        for name, tensor in tensors.items():
+            self.require(tensor is not None, lambda: f"{name} is None, expected a tensor")  # noqa: B023
+
     def rank(self, name: str, tensor: Tensor, expected: int, shape: str) -> None:
         self.require(
             tensor.dim() == expected,
@@ -173,6 +178,13 @@ def _check_attention(
     value_scale: Tensor | None = None,
 ) -> None:
     checks = _Checks(op)
+    checks.tensors(
+        query=query,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        block_tables=block_tables,
+        seq_lens=seq_lens,
+    )
     checks.rank("query", query, 3, "[num_tokens, num_heads, head_dim]")
     checks.element("query", query)
     checks.dense_last("query", query)
@@ -232,6 +244,7 @@ def _fake_attention_out(
 ) -> Tensor:
     _check_attention("attention", query, key_cache, value_cache, *args, **options)
     checks = _Checks("attention")
+    checks.tensors(out=out)
     checks.rank("out", out, 3, "[num_tokens, num_heads, head_dim_v]")
     checks.dtype("out", out, query.dtype, " like query")
     checks.same_device("out", out, "query", query)
@@ -253,6 +266,13 @@ def _fake_write_kv(
     value_scale: Tensor | None = None,
 ) -> None:
     checks = _Checks("write_kv")
+    checks.tensors(
+        key=key,
+        value=value,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        slot_mapping=slot_mapping,
+    )
     checks.rank("key", key, 3, "[num_tokens, num_kv_heads, head_dim]")
     checks.element("key", key)
     checks.pool(key_cache, value_cache, "key", key, key_scale=key_scale, value_scale=value_scale)
@@ -274,6 +294,7 @@ def _fake_merge_states(
     out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
 ) -> tuple[Tensor, Tensor]:
     checks = _Checks("merge_states")
+    checks.tensors(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
     checks.element("out_a", out_a)
     checks.dtype("out_b", out_b, out_a.dtype, " like out_a")
     for name, out in (("out_a", out_a), ("out_b", out_b)):
@@ -293,6 +314,7 @@ def _fake_merge_states(
 
 def _fake_copy_blocks(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -> None:
     checks = _Checks("copy_blocks")
+    checks.tensors(key_cache=key_cache, value_cache=value_cache, block_mapping=block_mapping)
     checks.pool(key_cache, value_cache, "key_cache", key_cache)
     checks.rank("block_mapping", block_mapping, 2, "[num_copies, 2]")
     checks.size("block_mapping", block_mapping, 1, 2, "(source, destination)")
@@ -311,6 +333,9 @@ def _fake_gather_kv(
     value_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     checks = _Checks("gather_kv")
+    checks.tensors(
+        key_cache=key_cache, value_cache=value_cache, block_tables=block_tables, seq_lens=seq_lens
+    )
     checks.pool(
         key_cache, value_cache, "key_cache", key_cache, key_scale=key_scale, value_scale=value_scale
     )

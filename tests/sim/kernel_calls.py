@@ -75,6 +75,7 @@ def attention(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    with_lse: bool = True,
     cores: int = 48,
     seed: int = 0,
     folder: Path = OP_KERNEL,
@@ -86,6 +87,8 @@ def attention(
     ----------
     query ... sinks
         As `paged_ops.attention`.
+    with_lse
+        Whether the kernel writes lse, as attention_with_lse asks; else lse stays 0.
     cores, seed
         Vector cores of the chip; order in which they run.
     folder
@@ -114,7 +117,7 @@ def attention(
         has_query_start_loc=query_start_loc is not None,
         has_alibi_slopes=alibi_slopes is not None,
         has_sinks=sinks is not None,
-        has_lse=1,
+        has_lse=with_lse,
         scale=head_dim**-0.5 if scale is None else scale,
         softcap=softcap,
     )
@@ -138,7 +141,7 @@ def attention(
         0 if alibi_slopes is None else read(to_numpy(alibi_slopes), "alibi_slopes"),
         0 if sinks is None else read(to_numpy(sinks), "sinks"),
         write(output, "output"),
-        write(lse, "lse"),
+        write(lse, "lse") if with_lse else 0,
         write(workspace, "workspace") if answer.workspace_bytes else 0,
         read(_bytes(shape), "tiling"),
         seed=seed,

@@ -49,6 +49,12 @@ def test_attention_is_the_reference_and_keeps_the_rules(dtype: torch.dtype, name
     assert_close(run(case), in_float64(case))
 
 
+@pytest.mark.parametrize("name", ["prefill", "mixed", "decode, ragged"])
+def test_attention_without_lse_gives_the_same_bits(name: str) -> None:
+    case = make_case(torch.float16, **CASES[name])
+    assert torch.equal(run(case, with_lse=False).output, run(case).output)
+
+
 @settings(max_examples=25)
 @given(
     dtype=st.sampled_from(DTYPES),
