@@ -46,23 +46,29 @@ struct Task {
   SplitBlock* split;  // null: the whole row block
 };
 
+// A row block and the keys that at least one of its rows sees.
+struct Work {
+  RowBlock block;
+  Visible keys;
+};
+
 // Multiplications of one row block, the measure of its time; a task costs some even without keys.
-int64_t cost_of(const AttentionParams& params, const RowBlock& block) {
-  const Visible keys = block_visible(params, block);
+int64_t cost_of(const AttentionParams& params, const Work& work) {
   const int64_t per_key = params.pool.key.head_dim + params.pool.value.head_dim;
-  return (keys.last - keys.first + 16) * block.num_rows * per_key;
+  return (work.keys.last - work.keys.first + 16) * work.block.num_rows * per_key;
 }
 
 // All row blocks of the call, those of one sequence and KV head together and the longest first.
-std::vector<RowBlock> row_blocks(const AttentionParams& params) {
-  std::vector<RowBlock> blocks;
+std::vector<Work> row_blocks(const AttentionParams& params) {
+  std::vector<Work> blocks;
   for (int64_t sequence = 0; sequence < params.batch; ++sequence) {
     const int64_t rows = num_query_tokens(params, sequence) * group_size(params);
     const int64_t num_blocks = (rows + kMaxRows - 1) / kMaxRows;
     for (int64_t kv_head = 0; kv_head < params.pool.num_kv_heads; ++kv_head) {
       for (int64_t i = num_blocks - 1; i >= 0; --i) {
         const int64_t begin = i * kMaxRows;
-        blocks.push_back({sequence, kv_head, begin, std::min(kMaxRows, rows - begin)});
+        const RowBlock block = {sequence, kv_head, begin, std::min(kMaxRows, rows - begin)};
+        blocks.push_back({block, block_visible(params, block)});
       }
     }
   }
@@ -72,9 +78,9 @@ std::vector<RowBlock> row_blocks(const AttentionParams& params) {
 class Plan {
  public:
   Plan(const AttentionParams& params, int64_t num_threads) {
-    const std::vector<RowBlock> blocks = row_blocks(params);
+    const std::vector<Work> blocks = row_blocks(params);
     int64_t total = 0;
-    for (const RowBlock& block : blocks) total += cost_of(params, block);
+    for (const Work& work : blocks) total += cost_of(params, work);
     // Waking the other threads takes as long as some hundred thousand multiplications.
     constexpr int64_t kCostPerThread = 256 * 1024;
     num_threads_ = std::clamp<int64_t>(total / kCostPerThread, 1, num_threads);
@@ -82,10 +88,11 @@ class Plan {
     // most 2 * num_threads blocks can be that large, which bounds the memory for their states.
     const int64_t share = total / num_threads_ + 1;
     tasks_.reserve(blocks.size());
-    for (const RowBlock& block : blocks) {
-      const PieceRange pieces = pieces_of(block_visible(params, block));
+    for (const Work& work : blocks) {
+      const RowBlock& block = work.block;
+      const PieceRange pieces = pieces_of(work.keys);
       const int64_t num_pieces = pieces.end - pieces.begin;
-      const int64_t cost = cost_of(params, block);
+      const int64_t cost = cost_of(params, work);
       if (num_threads_ == 1 || num_pieces < 2 || 2 * cost <= share) {
         tasks_.push_back({block, pieces, nullptr});
       } else {
