@@ -37,6 +37,44 @@ class Batch:
     query_start_loc: torch.Tensor
     slot_mapping: torch.Tensor
 
+    def mark_batch_dynamic(self, *per_token: torch.Tensor) -> None:
+        """Let one graph of ``torch.compile`` serve batches of every size.
+
+        Number of sequences, number of new tokens and width of the table are taken to be unknown,
+        1 included, where torch would compile anew for the second size, for 1, and again for others.
+        Only the call that compiles looks at the marks: mark the first batch that a function sees.
+        Marking others as well does no harm.
+
+        Parameters
+        ----------
+        *per_token : torch.Tensor
+            What else the function takes with one row per new token: token ids, positions.
+
+        Raises
+        ------
+        ValueError
+            One of `per_token` has another number of rows than this batch has new tokens.
+
+        Examples
+        --------
+        >>> manager = BlockManager(num_blocks=8, block_size=4)
+        >>> _ = manager.allocate("a", 5)
+        >>> batch, tokens = build_batch(manager, ["a"]), torch.tensor([7])
+        >>> batch.mark_batch_dynamic(tokens)
+        """
+        from torch._dynamo.decorators import mark_unbacked  # takes seconds to import
+
+        num_tokens = len(self.slot_mapping)
+        for i, rows in enumerate(per_token):
+            if rows.dim() == 0 or len(rows) != num_tokens:
+                raise ValueError(
+                    f"per_token[{i}] has shape {list(rows.shape)}, expected {num_tokens} rows, one "
+                    f"per new token"
+                )
+        for tensor in (*per_token, self.slot_mapping, self.seq_lens, self.query_start_loc):
+            mark_unbacked(tensor, 0)
+        mark_unbacked(self.block_tables, [0, 1])
+
     def pad_to(
         self,
         *,

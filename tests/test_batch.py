@@ -256,3 +256,13 @@ def test_a_padded_batch_leaves_blocks_of_others_alone_and_changes_no_real_row() 
         )
     assert torch.equal(outputs[0], outputs[1][:3])
     assert not outputs[1][3:].any()
+
+
+def test_marking_refuses_what_has_not_one_row_per_token() -> None:
+    manager = BlockManager(8, 4)
+    manager.allocate("a", 3)
+    batch = build_batch(manager, ["a"], [3])
+    with pytest.raises(ValueError, match=r"per_token\[1\] has shape \[2\], expected 3 rows"):
+        batch.mark_batch_dynamic(torch.arange(3), torch.arange(2))
+    with pytest.raises(ValueError, match=r"per_token\[0\] has shape \[\], expected 3 rows"):
+        batch.mark_batch_dynamic(torch.tensor(3))

@@ -13,7 +13,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import ReinplaceCounters
 
 import paged_ops
-from paged_ops import reference
+from paged_ops import Batch, BlockManager, PagedKVCache, build_batch, reference
+from paged_ops.bench.decoder import TINY, DecoderStep, decode_batch, make_step
+from paged_ops.bench.peak_memory import peak_growth
 from tests.support.checks import relative_error, same_bits
 from tests.support.sequences import Placement, make_sequences, normal, place
 
@@ -286,3 +288,81 @@ def test_bad_shapes_are_refused_while_compiling() -> None:
     case = place(make_sequences([5, 9]), Placement()).as_decode()
     with pytest.raises(Exception, match=r"query.shape\[2\] is 15, expected 16"):
         torch.compile(attend, fullgraph=True)(case.query[..., 1:], *case.tensors[1:])
+
+
+# A whole decoder step
+
+
+@torch.no_grad()
+def test_one_graph_serves_a_decoder_step_of_every_batch_width_and_length() -> None:
+    """Four layers of write, attention and MLP; batches 1 to 64, tables 1 to 256 blocks wide."""
+    step = make_step(TINY, num_blocks=64 * 256, block_size=4)
+    counter = CompileCounterWithBackend("inductor")
+    compiled = torch.compile(step, fullgraph=True, backend=counter)
+    ReinplaceCounters.clear()
+    widths = [1, 256, 2, *(1 + 37 * batch % 256 for batch in range(4, 64)), 256]
+    for batch, width in enumerate(widths, 1):
+        inputs = decode_batch(step, batch, width, seed=batch)
+        if batch == 1:
+            inputs[-1].mark_batch_dynamic(*inputs[:-1])
+        got = compiled(*inputs)
+        if batch % 4 == 0 or width in (1, 2, 256):
+            assert relative_error(got, step(*inputs).double()) <= 1e-5
+    assert counter.frame_count == 1
+    assert ReinplaceCounters.get_total_missed_bytes() == 0
+
+    tokens, positions, mixed = mixed_batch(step)
+    got = compiled(tokens, positions, mixed)
+    assert relative_error(got, step(tokens, positions, mixed).double()) <= 1e-5
+    assert counter.frame_count == 1
+
+
+def mixed_batch(step: DecoderStep) -> tuple[Tensor, Tensor, Batch]:
+    """Return a step with a whole prompt, a chunk of one, a decode and a request without tokens."""
+    manager = BlockManager(step.cache.num_blocks, step.cache.block_size)
+    seq_lens, query_lens = [9, 30, 17, 5], [9, 8, 1, 0]
+    for request, length in enumerate(seq_lens):
+        manager.allocate(request, length)
+    positions = torch.cat(
+        [
+            torch.arange(length - new, length)
+            for length, new in zip(seq_lens, query_lens, strict=True)
+        ]
+    )
+    return torch.arange(18), positions, build_batch(manager, range(4), query_lens)
+
+
+@torch.no_grad()
+def test_a_compiled_step_takes_no_memory_for_the_pool() -> None:
+    """ReinplaceCounters do not see every clone (not that of two views of one input); this does."""
+    forms: tuple[dict[str, Any], ...] = ({}, {"layout": "NHD"}, {"head_dim_v": 24})
+    caches = [PagedKVCache(2, 1 << 17, 4, NUM_KV_HEADS, HEAD_DIM, **form) for form in forms]
+
+    def layers(query: Tensor, key: Tensor, value: Tensor, index: Batch) -> Tensor:
+        for cache in caches:
+            for layer in range(2):
+                key_cache, value_cache = cache.layer(layer)
+                own = value[..., : cache.head_dim_v]
+                paged_ops.write_kv(key, own, key_cache, value_cache, index.slot_mapping)
+                output = paged_ops.attention(
+                    query, key_cache, value_cache, index.block_tables, index.seq_lens
+                )
+                query = query + output[..., :HEAD_DIM]
+        return query
+
+    index = Batch(
+        block_tables=torch.tensor([[5, 1 << 16], [(1 << 17) - 1, 7]], dtype=torch.int32),
+        seq_lens=torch.tensor([6, 2], dtype=torch.int32),
+        query_start_loc=torch.arange(3, dtype=torch.int32),
+        slot_mapping=torch.tensor([(1 << 18) + 1, -1]),
+    )
+    key, value = torch.randn(2, NUM_KV_HEADS, HEAD_DIM), torch.randn(2, NUM_KV_HEADS, 24)
+    inputs = torch.randn(2, 4, HEAD_DIM), key, value, index
+    compiled = torch.compile(layers, fullgraph=True)
+    got = compiled(*inputs)
+    assert peak_growth(lambda: compiled(*inputs)) < caches[0].num_bytes // 16
+    for cache in caches:
+        for caches_of_layer in (cache.layer(0), cache.layer(1)):
+            for rows, written in zip((key, value), caches_of_layer, strict=True):
+                assert same_bits(written[1 << 16, 1], rows[0, :, : written.shape[3]])
+    assert relative_error(got, layers(*inputs).double()) <= 1e-6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from paged_ops.bench import attention, manager, memory
+from paged_ops.bench import attention, compile, manager, memory
 
 
 def main() -> None:
@@ -12,6 +12,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m paged_ops.bench", description=__doc__)
     benchmarks = parser.add_subparsers(required=True)
     attention.add_parser(benchmarks)
+    compile.add_parser(benchmarks)
     manager.add_parser(benchmarks)
     memory.add_parser(benchmarks)
     options = parser.parse_args()
