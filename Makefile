@@ -3,8 +3,9 @@
 
 PYTHON     ?= python3
 CXX        ?= g++
-# The exact version, because pip may have a CPU-only file of it where a range brings a CUDA build.
-TORCH      ?= torch==2.13.0
+# An exact version, because pip may have a CPU-only file of it where a range brings a CUDA build.
+PINNED     := 2.13.0
+TORCH      ?= $(PINNED)
 FUZZ_CALLS ?= 100000
 
 VENV    := .venv
@@ -18,12 +19,14 @@ BUILD_INPUT := setup.py $(filter-out tests/%,$(CXX_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-npu nightly lint format sanitize clean
+.PHONY: help demo test test-npu test-torch wheel nightly lint format sanitize clean
 
 help:
 	@echo 'make demo      build, then let a small language model answer several prompts at once'
 	@echo 'make test      build, then run the tests'
 	@echo 'make test-npu  the op tests on npu tensors: the real torch_npu on a simulated device'
+	@echo 'make wheel     build the wheel into dist/'
+	@echo 'make test-torch TORCH=2.14.1  the op tests on that wheel under another torch'
 	@echo 'make nightly   the property tests with 10,000 examples each'
 	@echo 'make lint      ruff, mypy and clang-format, changing nothing'
 	@echo 'make format    let ruff and clang-format rewrite the sources'
@@ -53,6 +56,30 @@ $(VENV_NPU)/.test: Makefile
 	$(VENV_NPU)/bin/python -m pip -qq --disable-pip-version-check install --no-deps 'torch_npu==2.13.0'
 	@touch $@
 
+# setuptools never takes a file out of build/lib.*, so that begins empty.
+wheel: $(VENV)/.torch $(LIBRARY)
+	rm -rf build/lib.* dist
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+# The wheel is always built with the pinned torch: what is proved is that one file serves the other.
+# The tests run from a copy, so that they import what is installed. Not in CI: torch comes with CUDA.
+
+VENV_TORCH := .venv-torch-$(TORCH)
+COPY       := build/test-torch-$(TORCH)
+
+test-torch:
+	$(MAKE) TORCH=$(PINNED) wheel
+	$(PYTHON) -m venv $(VENV_TORCH)
+	$(VENV_TORCH)/bin/python -m pip -qq --disable-pip-version-check install 'torch==$(TORCH)' numpy \
+		'hypothesis>=6.100' 'pytest>=8'
+	$(VENV_TORCH)/bin/python -m pip -qq --disable-pip-version-check install --no-deps \
+		--force-reinstall dist/*.whl
+	rm -rf $(COPY)
+	mkdir -p $(COPY)
+	cp -r tests pyproject.toml $(COPY)
+	cd $(COPY) && $(abspath $(VENV_TORCH))/bin/python -m paged_ops
+	cd $(COPY) && $(abspath $(VENV_TORCH))/bin/python -m pytest -q tests/test_compile.py $(OP_TESTS)
+
 nightly: $(VENV)/.test $(LIBRARY)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -m hypothesis
 
@@ -75,7 +102,7 @@ format: $(VENV)/.lint
 $(VENV)/.torch:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install '$(TORCH)' 'setuptools>=77' ninja
+	$(PIP) install 'torch==$(TORCH)' 'setuptools>=77' ninja
 	@touch $@
 
 $(VENV)/.demo $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: pyproject.toml $(VENV)/.torch | $(LIBRARY)
@@ -107,4 +134,4 @@ sanitize: $(VENV)/.test $(SANITIZED)
 	$(SANITIZERS) $(BIN)/python -m tests.fuzz --calls $(FUZZ_CALLS)
 
 clean:
-	rm -rf $(VENV) $(VENV_NPU) build dist *.egg-info $(LIBRARY)
+	rm -rf $(VENV) $(VENV_NPU) .venv-torch-* build dist *.egg-info $(LIBRARY)

@@ -29,6 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
@@ -252,8 +253,18 @@ class NinjaBuild(build_ext):
         return fullname.replace(".", "/") + ".abi3.so"
 
 
+class AnyPythonWheel(bdist_wheel):
+    """Name the wheel for any Python 3 of this platform: the library is for no Python in particular.
+
+    Which versions are served is in the metadata (requires-python).
+    """
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return the tag of the wheel: Python, ABI, platform."""
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
-    ext_modules=[Extension("paged_ops._C", sources=[], py_limited_api=True)],
-    cmdclass={"build_ext": NinjaBuild},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    ext_modules=[Extension("paged_ops._C", sources=[])],
+    cmdclass={"build_ext": NinjaBuild, "bdist_wheel": AnyPythonWheel},
 )

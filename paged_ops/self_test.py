@@ -1,0 +1,168 @@
+"""A quick check of an installation: every op on small inputs, against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from paged_ops import functional, reference
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+BLOCK_SIZE, NUM_BLOCKS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 32, 6, 2, 24
+SEQ_LENS, QUERY_LENS = (37, 1, 0, 12), (5, 1, 0, 12)
+
+
+class Finding(NamedTuple):
+    """How far one op was from the reference.
+
+    Attributes
+    ----------
+    name : str
+        The op and the dtype.
+    error : float
+        The largest difference, relative to the largest element of the reference; inf if the
+        shapes differ, or where there is a NaN.
+    bound : float
+        What it may be.
+    """
+
+    name: str
+    error: float
+    bound: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within its bound."""
+        return self.error <= self.bound
+
+
+def self_test() -> Iterator[Finding]:
+    """Run every op on the CPU in every dtype, and compare it with `reference` in float64.
+
+    Yields
+    ------
+    Finding
+        One for each op and dtype.
+
+    Examples
+    --------
+    >>> all(finding.passed for finding in self_test())
+    True
+    """
+    for dtype in DTYPES:
+        generator = torch.Generator().manual_seed(0)
+        for name, op in CHECKS.items():
+            error = max(_error(got, want) for got, want in op(dtype, generator))
+            bound = 0.0 if name in MOVES else _rounding(dtype)
+            yield Finding(f"{name}, {str(dtype).removeprefix('torch.')}", error, bound)
+
+
+MOVES = ("write_kv", "copy_blocks", "gather_kv")
+"""The ops that move elements and change none."""
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """Return what an op that computes may be off by: float32 sums come in another order."""
+    return 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+
+
+Pairs = list[tuple[Tensor, Tensor]]
+"""What an op gave, and what the reference gives."""
+
+
+def _attention(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
+    """Check a mixed batch with every option."""
+    caches = _normal(dtype, generator, 2, NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM).unbind(0)
+    query = _normal(dtype, generator, sum(QUERY_LENS), NUM_HEADS, HEAD_DIM)
+    index = _block_tables(generator), _int32(*SEQ_LENS), _int32(0, *QUERY_LENS).cumsum(0).int()
+    per_head = _normal(torch.float32, generator, NUM_HEADS)
+    pairs: Pairs = []
+    options: dict[str, Any]
+    for options in (
+        {},
+        {"causal": False, "scale": 0.3},
+        {"sliding_window": 5, "softcap": 3.0, "alibi_slopes": per_head.abs(), "sinks": per_head},
+    ):
+        arguments = (query, *caches, *index)
+        got = functional.attention_with_lse(*arguments, **options)
+        wide = (query.double(), *(cache.double() for cache in caches), *index)
+        want = reference.attention_with_lse(*wide, **options)
+        pairs += zip(got, want, strict=True)
+    return pairs
+
+
+def _merge_states(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
+    outs = _normal(dtype, generator, 2, 5, NUM_HEADS, HEAD_DIM).unbind(0)
+    lses = _normal(torch.float32, generator, 2, 5, NUM_HEADS).unbind(0)
+    got = functional.merge_states(outs[0], lses[0], outs[1], lses[1])
+    want = reference.merge_states(outs[0].double(), lses[0], outs[1].double(), lses[1])
+    return list(zip(got, want, strict=True))
+
+
+def _write_kv(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
+    rows = _normal(dtype, generator, 2, 5, NUM_KV_HEADS, HEAD_DIM).unbind(0)
+    slots = torch.tensor([9, -1, 0, NUM_BLOCKS * BLOCK_SIZE - 1, 2])
+    return _on_a_copy(
+        lambda module, caches: module.write_kv(*rows, *caches, slots), dtype, generator
+    )
+
+
+def _copy_blocks(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
+    mapping = torch.tensor([[0, 1], [1, 0], [NUM_BLOCKS - 1, 7]])
+    return _on_a_copy(lambda module, caches: module.copy_blocks(*caches, mapping), dtype, generator)
+
+
+def _gather_kv(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
+    caches = _normal(dtype, generator, 2, NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM).unbind(0)
+    index = _block_tables(generator), _int32(*SEQ_LENS)
+    got = functional.gather_kv(caches[0], caches[1], *index)
+    want = reference.gather_kv(caches[0], caches[1], *index)
+    return list(zip(got, want, strict=True))
+
+
+CHECKS: dict[str, Callable[[torch.dtype, torch.Generator], Pairs]] = {
+    "attention": _attention,
+    "merge_states": _merge_states,
+    "write_kv": _write_kv,
+    "copy_blocks": _copy_blocks,
+    "gather_kv": _gather_kv,
+}
+
+
+def _on_a_copy(call: Callable[..., None], dtype: torch.dtype, generator: torch.Generator) -> Pairs:
+    """Let the op and the reference change a copy of the same caches each."""
+    got = _normal(dtype, generator, 2, NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    want = got.clone()
+    call(functional, got.unbind(0))
+    call(reference, want.unbind(0))
+    return [(got, want)]
+
+
+def _error(got: Tensor, want: Tensor) -> float:
+    """Return the largest difference, relative to the largest finite element."""
+    if got.shape != want.shape:
+        return float("inf")
+    got, want = got.double(), want.double()
+    difference = (got - want).where(got != want, 0.0)  # equal infinities differ by NaN
+    scale = want.where(want.isfinite(), 0.0).abs().max()
+    return float(difference.abs().nan_to_num(nan=torch.inf).max() / scale)
+
+
+def _block_tables(generator: torch.Generator) -> Tensor:
+    """Return a table of distinct blocks for the sequences."""
+    width = -(-max(SEQ_LENS) // BLOCK_SIZE)
+    blocks = torch.stack(
+        [torch.randperm(NUM_BLOCKS, generator=generator)[:width] for _ in SEQ_LENS]
+    )
+    return blocks.to(torch.int32)
+
+
+def _normal(dtype: torch.dtype, generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, device="cpu").to(dtype)
+
+
+def _int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cpu")
