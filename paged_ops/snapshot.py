@@ -11,7 +11,6 @@ Needs the safetensors package.
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 
 from paged_ops.block_manager import NO_BLOCK, BlockManager, _Request
 from paged_ops.kv_cache import PagedKVCache
-from paged_ops.prefix_digest import PlacedKey, extend_chain
+from paged_ops.request_books import describe_requests, describe_sizes, read_request
 
 FORMAT = "paged-ops snapshot v1"
 _BOOKS, _BLOCKS = "books.json", "blocks.safetensors"
@@ -123,7 +122,7 @@ def restore_snapshot(
     _refuse_other_sizes(manager, cache)
     folder = Path(folder)
     books = json.loads((folder / _BOOKS).read_text(encoding="utf-8"))
-    expected = {"format": FORMAT, **_sizes(manager, cache)}
+    expected = {"format": FORMAT, **describe_sizes(manager, cache)}
     for name, value in expected.items():
         if books.get(name) != value:
             raise ValueError(f"snapshot has {name} {books.get(name)!r}, expected {value!r}")
@@ -158,32 +157,11 @@ def _books(
 ) -> dict[str, Any]:
     """Describe requests and digests, with rows of the snapshot in the place of blocks."""
     rows = {block: row for row, block in enumerate(blocks)}
-    rows[NO_BLOCK] = NO_BLOCK
-    digests = [(manager._prefix.digest(block), row) for block, row in rows.items()]
     return {
         "format": FORMAT,
-        **_sizes(manager, cache),
-        "requests": [
-            {
-                "name": name,
-                "table": [rows[block] for block in one.table],
-                "num_tokens": one.num_tokens,
-                # Without ids nothing more is published: right for what a flush has outlawed.
-                "tokens": list(one.tokens) if one.generation == manager._generation else [],
-                "keys": [[key.start, key.stop, key.encoded.hex()] for key in one.keys],
-                "num_released": one.num_released,
-            }
-            for name, one in held.items()
-        ],
-        "published": [[digest.hex(), row] for digest, row in digests if digest is not None],
+        **describe_sizes(manager, cache),
+        **describe_requests(manager, held, rows),
     }
-
-
-def _sizes(manager: BlockManager, cache: PagedKVCache) -> dict[str, Any]:
-    """Return what must be equal where a snapshot is restored."""
-    names = "num_layers", "block_size", "num_kv_heads", "head_dim", "head_dim_v"
-    sizes: dict[str, Any] = {name: getattr(cache, name) for name in names}
-    return sizes | {"dtype": str(cache.dtype), "sliding_window": manager.sliding_window}
 
 
 def _gathered(cache: PagedKVCache, blocks: list[int]) -> dict[str, torch.Tensor]:
@@ -199,21 +177,11 @@ def _gathered(cache: PagedKVCache, blocks: list[int]) -> dict[str, torch.Tensor]
 
 
 def _request(entry: dict[str, Any], manager: BlockManager) -> _Request:
-    """Make a request from its entry; its table still has rows of the snapshot in it."""
-    held = _Request(
-        entry["table"],
-        entry["num_tokens"],
-        array("q", entry["tokens"] if manager._prefix_caching else ()),
-        tuple(PlacedKey(start, stop, bytes.fromhex(text)) for start, stop, text in entry["keys"]),
-        num_released=entry["num_released"],
-    )
-    full = len(held.tokens) // manager.block_size
-    extend_chain(held.digests, held.tokens, manager.block_size, held.keys, full)
+    """Make a request from its entry, or refuse the snapshot."""
     try:
-        manager._check_request(entry["name"], held)
+        return read_request(entry, manager)
     except AssertionError as error:
         raise ValueError(f"snapshot is damaged: {error}") from None
-    return held
 
 
 def _refuse_damaged(

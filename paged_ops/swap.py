@@ -195,7 +195,7 @@ class SwapSpace:
             raise ValueError(f"requests is {list(requests)!r}, expected each request once")
         for request in requests:
             destination._refuse_existing("request", request)
-        found = _found(leaving, destination)
+        found = found_blocks(leaving, destination)
         distinct = dict.fromkeys(block for held in leaving for block in held.blocks)
         missing = [block for block in distinct if block not in found]
         idle = sum(not destination._ref_counts[block] for block in set(found.values()))
@@ -218,7 +218,7 @@ class SwapSpace:
         return transfer
 
 
-def _found(leaving: list[_Request], destination: BlockManager) -> dict[int, int]:
+def found_blocks(leaving: list[_Request], destination: BlockManager) -> dict[int, int]:
     """Return the blocks whose content is cached at the destination already, and where."""
     found: dict[int, int] = {}
     for held in leaving:

@@ -1,0 +1,1 @@
+"""Tests for several ranks at once, under torchrun; tests/test_distributed.py starts them."""
