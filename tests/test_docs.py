@@ -23,6 +23,8 @@ LINKS = [
 ]
 
 
+# The compiler warns about deprecated parts of its own.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("snippet", SNIPPETS)
 def test_each_python_snippet_runs(snippet: str) -> None:
     exec(compile(snippet, "snippet", "exec"), {"__name__": "snippet"})

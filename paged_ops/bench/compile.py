@@ -46,9 +46,13 @@ def add_parser(benchmarks: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Time steps of every model, then one write and attention with and without clones."""
+    """Time steps of every model, then one write and attention with and without clones.
+
+    Processor time of one thread: what others do on the machine is not in it.
+    """
     info = paged_ops.backend_info()
-    print(f"torch {info.torch}, {info.cpu_isa}, {torch.get_num_threads()} threads; medians\n")
+    torch.set_num_threads(1)
+    print(f"torch {info.torch}, {info.cpu_isa}; processor time of one thread, medians\n")
     with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
         steps = [
             row
@@ -91,7 +95,7 @@ def _steps(
             "eager": lambda inputs=inputs: step(*inputs),
             "compiled": lambda inputs=inputs: fast.call(*inputs),
         }
-        seconds = interleaved_medians(candidates, samples, lambda: None)
+        seconds = interleaved_medians(candidates, samples, lambda: None, time.process_time)
         eager, graph = seconds["eager"], seconds["compiled"]
         print(f"{batch:7} {1e3 * eager:9.2f} {1e3 * graph:12.2f} {graph / eager:17.2f}", flush=True)
         rows.append({"model": name, "batch": batch, **seconds})
@@ -129,7 +133,7 @@ def _clones(samples: int) -> list[dict[str, object]]:
             "eager": lambda call=function, inputs=inputs: call(*inputs),
             "compiled": lambda call=fast.call, inputs=inputs: call(*inputs),
         }
-        seconds = interleaved_medians(candidates, samples, lambda: None)
+        seconds = interleaved_medians(candidates, samples, lambda: None, time.process_time)
         taken = peak_growth(candidates["compiled"])
         times = f"{1e3 * seconds['eager']:9.3f} {1e3 * seconds['compiled']:12.3f}"
         print(f"{times} {taken >> 20:10}  {name}", flush=True)

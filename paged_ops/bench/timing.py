@@ -25,7 +25,10 @@ class Flusher:
 
 
 def interleaved_medians(
-    candidates: Mapping[str, Callable[[], object]], samples: int, flush: Callable[[], None]
+    candidates: Mapping[str, Callable[[], object]],
+    samples: int,
+    flush: Callable[[], None],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Time each candidate `samples` times, in rotation.
 
@@ -37,6 +40,8 @@ def interleaved_medians(
         Timed calls of each candidate.
     flush : callable
         Called before each timed call, outside the time.
+    clock : callable
+        Returns seconds.
 
     Returns
     -------
@@ -49,7 +54,7 @@ def interleaved_medians(
     for _ in range(samples):
         for name, call in candidates.items():
             flush()
-            start = time.perf_counter()
+            start = clock()
             call()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
     return {name: statistics.median(values) for name, values in times.items()}

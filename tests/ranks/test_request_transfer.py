@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch.distributed as dist
 
 import paged_ops
 from paged_ops import BlockManager, OutOfBlocks, PagedKVCache, UnknownRequest, build_batch
+from paged_ops.block_manager import InFlight
 from paged_ops.distributed import TransferRefused, receive_request, send_request
 from tests.support.checks import same_bits
 
@@ -54,7 +57,7 @@ def is_sender() -> bool:
 
 
 pytestmark = pytest.mark.skipif(
-    "dist.get_rank() > 1", reason="two ranks suffice for calls from one to the other"
+    int(os.environ.get("RANK", 0)) > 1, reason="two ranks suffice for calls from one to the other"
 )
 
 
@@ -141,3 +144,62 @@ def test_a_refusal_is_raised_on_both_ranks_and_changes_nothing(reason: str) -> N
         receive_request(pool.manager, pool.cache, 0)
     pool.manager.check()
     assert pool.manager.num_used == (1 if reason == "name" else 0)
+
+
+def on_last_layer(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
+    """Do something when the blocks of the last layer have arrived, and are not yet written."""
+    real, layers = dist.recv, []
+
+    def recv(tensor: torch.Tensor, **arguments: Any) -> int:
+        source = real(tensor, **arguments)
+        if tensor.is_floating_point():  # not a message
+            layers.append(tensor)
+            if len(layers) == 2:
+                action()
+        return source
+
+    monkeypatch.setattr(dist, "recv", recv)
+
+
+def test_a_connection_that_breaks_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool()
+    if is_sender():
+        pool.manager.allocate("a", TOKENS)
+        send_request(pool.manager, pool.cache, "a", 1)
+        pool.manager.check()
+        assert pool.manager.num_used == 8
+        return
+
+    def fail() -> None:
+        assert pool.manager.num_used == 8
+        raise ConnectionError
+
+    on_last_layer(monkeypatch, fail)
+    with pytest.raises(ConnectionError):
+        receive_request(pool.manager, pool.cache, 0)
+    pool.manager.check()
+    assert pool.manager.num_used == 0
+    with pytest.raises(UnknownRequest):
+        pool.manager.num_tokens("a")
+
+
+def test_a_request_that_is_freed_on_its_way_gives_its_blocks_back_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = Pool()
+    if is_sender():
+        pool.manager.allocate("a", TOKENS)
+        send_request(pool.manager, pool.cache, "a", 1)
+        return
+
+    def free() -> None:
+        with pytest.raises(InFlight):
+            pool.manager.append("a", 1)
+        pool.manager.free("a")
+        pool.manager.check()
+        assert pool.manager.num_used == 8  # still being written
+
+    on_last_layer(monkeypatch, free)
+    receive_request(pool.manager, pool.cache, 0)
+    pool.manager.check()
+    assert pool.manager.num_used == 0
