@@ -31,6 +31,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.dist_info import dist_info
 
 ROOT = Path(__file__).parent.resolve()
 CSRC = ROOT / "paged_ops" / "csrc"
@@ -253,6 +254,15 @@ class NinjaBuild(build_ext):
         return fullname.replace(".", "/") + ".abi3.so"
 
 
+class TorchFirst(dist_info):
+    """Ask for torch when pip asks for the metadata, before it downloads what these require."""
+
+    def run(self) -> None:
+        """Write the metadata."""
+        torch_directory()
+        super().run()
+
+
 class AnyPythonWheel(bdist_wheel):
     """Name the wheel for any Python 3 of this platform: the library is for no Python in particular.
 
@@ -266,5 +276,5 @@ class AnyPythonWheel(bdist_wheel):
 
 setup(
     ext_modules=[Extension("paged_ops._C", sources=[])],
-    cmdclass={"build_ext": NinjaBuild, "bdist_wheel": AnyPythonWheel},
+    cmdclass={"build_ext": NinjaBuild, "bdist_wheel": AnyPythonWheel, "dist_info": TorchFirst},
 )

@@ -102,5 +102,6 @@ def test_without_torch_pip_says_what_to_do(tmp_path: Path) -> None:
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python)
     done = run(*pip, "install", "--no-build-isolation", "--no-deps", ROOT, check=False)
     assert done.returncode != 0
+    assert "metadata-generation-failed" in done.stderr  # before pip collects what is required
     assert "install torch first" in done.stdout + done.stderr
     assert "pip install --no-build-isolation ." in done.stdout + done.stderr
