@@ -6,16 +6,16 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 import paged_ops
-from paged_ops import PagedKVCache
 from paged_ops.bench.decoder import LLAMA_SHAPED, TINY, decode_batch, make_step
 from paged_ops.bench.peak_memory import peak_growth
+from paged_ops.bench.pool_forms import POOL_BYTES, SEQUENCES, forms
 from paged_ops.bench.timing import interleaved_medians
 from paged_ops.demo.model import ModelConfig
 
@@ -30,7 +30,7 @@ MODELS = {
 
 
 class Compiled(NamedTuple):
-    """A function under Inductor, and what its compilation has come to so far."""
+    """A compiled function, and what its compilation has come to so far."""
 
     call: Callable[..., Any]
     num_graphs: Callable[[], int]
@@ -46,7 +46,7 @@ def add_parser(benchmarks: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Time steps of every model, then one write and attention with and without clones.
+    """Time steps of every model, then one write and attention on pools reached in many ways.
 
     Processor time of one thread: what others do on the machine is not in it.
     """
@@ -64,14 +64,14 @@ def run(options: argparse.Namespace) -> None:
         options.json.write_text(json.dumps({"steps": steps, "clones": clones}, indent=2) + "\n")
 
 
-def compiled(function: Callable[..., Any]) -> Compiled:
-    """Compile with Inductor, counting graphs and the bytes that could not be written in place."""
+def compiled(function: Callable[..., Any], backend: str = "inductor") -> Compiled:
+    """Compile a function, counting graphs and the bytes that could not be written in place."""
     from torch._dynamo.testing import CompileCounterWithBackend
     from torch._dynamo.utils import ReinplaceCounters
 
     torch._dynamo.reset()
     ReinplaceCounters.clear()
-    counter = CompileCounterWithBackend("inductor")
+    counter = CompileCounterWithBackend(backend)
     call = torch.compile(function, fullgraph=True, backend=counter)
     return Compiled(call, lambda: counter.frame_count, ReinplaceCounters.get_total_missed_bytes)
 
@@ -92,8 +92,8 @@ def _steps(
     for batch, width in BATCHES:
         inputs = decode_batch(step, batch, width)
         candidates = {
-            "eager": lambda inputs=inputs: step(*inputs),
-            "compiled": lambda inputs=inputs: fast.call(*inputs),
+            "eager": partial(step, *inputs),
+            "compiled": partial(fast.call, *inputs),
         }
         seconds = interleaved_medians(candidates, samples, lambda: None, time.process_time)
         eager, graph = seconds["eager"], seconds["compiled"]
@@ -103,39 +103,20 @@ def _steps(
     return rows
 
 
-def _write_and_attend(caches: tuple[Tensor, Tensor], rows: Tensor, slots: Tensor) -> Tensor:
-    """Write one row for each sequence of one block, and attend to it."""
-    paged_ops.write_kv(rows, rows * 2, *caches, slots)
-    block_tables = (slots // caches[0].shape[1]).to(torch.int32)[:, None]
-    return paged_ops.attention(rows + 1, *caches, block_tables, torch.ones_like(block_tables[:, 0]))
-
-
 def _clones(samples: int) -> list[dict[str, object]]:
-    """Time the same work with the views of a pool taken inside and outside of the graph."""
-    cache = PagedKVCache(1, num_blocks=4096, block_size=16, num_kv_heads=4, head_dim=64)
-    cache.kv_blocks(0).fill_(1)  # every page committed
-    both = torch.ones(2, 4096, 16, 4, 64)
-    rows, slots = torch.randn(4, 4, 64), torch.arange(4) * 16
-    outside = both[0], both[1]
-    forms: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
-        "views of the layer's buffer, taken inside": (
-            lambda rows, slots: _write_and_attend(cache.layer(0), rows, slots),
-            (rows, slots),
-        ),
-        "views of one buffer, taken outside": (_write_and_attend, (outside, rows, slots)),
-    }
-    print(f"one write and attention, 4 sequences, a pool of {cache.num_bytes >> 20} MiB")
-    print(f"{'eager ms':>9} {'compiled ms':>12} {'MiB taken':>10}")
+    """Time one write and one attention for every way of getting at the pool."""
+    print(f"one write and attention, {SEQUENCES} sequences, a pool of {POOL_BYTES >> 20} MiB")
+    print(f"{'eager ms':>9} {'compiled ms':>12} {'MiB taken':>10} {'MiB counted':>12}")
     results: list[dict[str, object]] = []
-    for name, (function, inputs) in forms.items():
-        fast = compiled(function)
+    for form in forms():
+        fast = compiled(form.function, form.backend)
         candidates = {
-            "eager": lambda call=function, inputs=inputs: call(*inputs),
-            "compiled": lambda call=fast.call, inputs=inputs: call(*inputs),
+            "eager": partial(form.function, *form.inputs),
+            "compiled": partial(fast.call, *form.inputs),
         }
         seconds = interleaved_medians(candidates, samples, lambda: None, time.process_time)
-        taken = peak_growth(candidates["compiled"])
+        taken, missed = peak_growth(candidates["compiled"]), fast.missed_bytes()
         times = f"{1e3 * seconds['eager']:9.3f} {1e3 * seconds['compiled']:12.3f}"
-        print(f"{times} {taken >> 20:10}  {name}", flush=True)
-        results.append({"form": name, "bytes_taken": taken, **seconds})
+        print(f"{times} {taken >> 20:10} {missed >> 20:12}  {form.name}", flush=True)
+        results.append({"form": form.name, "bytes_taken": taken, "bytes_missed": missed, **seconds})
     return results
