@@ -1,4 +1,4 @@
-"""Compile Ascend C kernels for the host and run them on the simulated vector cores.
+"""Compile Ascend C kernels for the host and run them on the simulated device.
 
 >>> import numpy as np
 >>> from tests.sim.harness import HERE, Kernel, launch, write
@@ -34,8 +34,8 @@ INCLUDE = HERE / "ascendc" / "include"
 BUILD = ROOT / "build" / "sim"
 CXX = os.environ.get("CXX", "g++")
 
-MAX_CORES = 64
-PIPES = ("S", "V", "MTE2", "MTE3")
+MAX_CORES = 96
+PIPES = ("S", "V", "MTE2", "MTE3", "MTE1", "M", "FIX")
 
 # Bits of sim_register's `access`.
 _READ, _WRITE, _POISON = 1, 2, 4
@@ -165,11 +165,20 @@ def build_kernel(
 
 class _CoreStruct(ctypes.Structure):
     _fields_ = (
+        ("is_cube", ctypes.c_uint64),
+        ("block", ctypes.c_uint64),
         ("gm_read_bytes", ctypes.c_uint64),
         ("gm_written_bytes", ctypes.c_uint64),
         ("scalar_gm_reads", ctypes.c_uint64),
         ("scalar_gm_writes", ctypes.c_uint64),
         ("copy_calls", ctypes.c_uint64),
+        ("gm_l1_bytes", ctypes.c_uint64),
+        ("l1_l0a_bytes", ctypes.c_uint64),
+        ("l1_l0b_bytes", ctypes.c_uint64),
+        ("l0c_gm_bytes", ctypes.c_uint64),
+        ("hbm_bytes", ctypes.c_uint64),
+        ("mmad_instructions", ctypes.c_uint64),
+        ("mmad_steps", ctypes.c_uint64),
         ("vector_instructions", ctypes.c_uint64),
         ("vector_repeats", ctypes.c_uint64),
         ("busy_cycles", ctypes.c_uint64 * len(PIPES)),
@@ -245,18 +254,27 @@ class Kernel:
 class CoreCounters:
     """What one core, or all together, did in a launch; cycles are modelled."""
 
+    is_cube: int
+    block: int
     gm_read_bytes: int
     gm_written_bytes: int
     scalar_gm_reads: int
     scalar_gm_writes: int
     copy_calls: int
+    gm_l1_bytes: int
+    l1_l0a_bytes: int
+    l1_l0b_bytes: int
+    l0c_gm_bytes: int
+    hbm_bytes: int
+    mmad_instructions: int
+    mmad_steps: int
     vector_instructions: int
     vector_repeats: int
     busy_cycles: dict[str, int]
     total_cycles: int
 
     def busy_share(self, pipe: str) -> float:
-        """The part of the core's time in which `pipe` ("S", "V", "MTE2", "MTE3") works."""
+        """The part of the core's time in which `pipe`, one of PIPES, works."""
         return self.busy_cycles[pipe] / self.total_cycles if self.total_cycles else 0.0
 
 

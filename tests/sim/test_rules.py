@@ -89,7 +89,7 @@ MEMORY = [
         "blockLen is 18 bytes, expected a multiple of 4",
     ),
     ("copies_have_4095_pieces", "copy-limits", "blockCount is 4096, expected 0 to 4095"),
-    ("gaps_have_16_bits", "copy-limits", "the gap in UB is 65536, expected 0 to 65535"),
+    ("gaps_have_16_bits", "copy-limits", "the local gap is 65536, expected 0 to 65535"),
     ("paddings_have_32_bytes", "copy-limits", "leftPadding in bytes is 36, expected 0 to 32"),
 ]
 ORDER = [
@@ -157,7 +157,7 @@ VECTOR = [
 CORES = [
     ("readers_wait_for_writers", "gm-race", "reads out[0], which core 0 wrote at bench.h:"),
     ("writers_wait_for_writers", "gm-race", "writes out[992], which core 0 wrote at bench.h:"),
-    ("flags_order_cores", "gm-race", "with no SyncAll between"),
+    ("flags_order_cores", "gm-race", "with no SyncAll or cross-core flag between"),
     ("neighbours_share_a_block", "gm-race", "writes out[12], which core"),
     ("scalars_own_their_cache_line", "gm-line", "in a 64-byte line that S of core"),
     ("set_values_are_written_back", "gm-cache", "still in the data cache when the kernel ends"),
@@ -171,7 +171,7 @@ CORES = [
     ("sync_all_of_vector_cores", "deadlock", "SyncAll<false> waits for cube cores"),
     ("sync_all_owns_its_flags", "cross-core", "SyncAll uses 11 to 14"),
     ("flags_have_sixteen_ids", "cross-core", "CrossCoreSetFlag(16), expected an id from 0 to 15"),
-    ("flags_count_to_fifteen", "cross-core", "is 16 ahead of CrossCoreWaitFlag, at most 15"),
+    ("flags_count_to_fifteen", "cross-core", "is up to 16 ahead of CrossCoreWaitFlag on core 0"),
     (
         "flags_are_waited_for",
         "cross-core",
@@ -225,8 +225,15 @@ TYPES = [
     ("Add(f, f, h, 16)", "deduced conflicting types for parameter"),
     ("Abs(f, f, 64, 1, {1, 1, runtime, 8})", "narrowing conversion of 'runtime'"),
     ("PipeBarrier<PIPE_S>()", "PIPE_S is ordered by the hardware"),
-    ("PipeBarrier<PIPE_M>()", "a vector core has the pipes V, MTE2 and MTE3"),
-    ("TQue<TPosition::A1, 1> queue", "a vector core has queues at VECIN and VECOUT"),
+    ("TQue<TPosition::C2, 1> queue", "a vector core has queues at VECIN and VECOUT"),
+    (
+        "TBuf<TPosition::C2> buffer; buffer.Get<float>()",
+        "a cube core at A1, B1, C1, A2, B2 and CO1",
+    ),
+    ("Mmad(f, h, b, MmadParams())", "Mmad: here it has half, bfloat16_t and float"),
+    ("Mmad(h, h, h, MmadParams())", "with sums in float"),
+    ("CrossCoreSetFlag<4, PIPE_MTE3>(0)", "a 910B has the modes 0, 1 and 2"),
+    ("CrossCoreSetFlag<2, PIPE_S>(0)", "a flag is set by one of the pipes V, M, MTE1, MTE2, MTE3"),
     ("SetFlag<HardEvent::M_V>(0)", "'M_V' is not a member of 'AscendC::HardEvent'"),
     ("(void)(bfloat16_t(1) + bfloat16_t(2))", "no match for 'operator+'"),
 ]

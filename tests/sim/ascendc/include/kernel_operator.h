@@ -5,6 +5,7 @@
 #include "ascendc_sim/cast.h"
 #include "ascendc_sim/compare.h"
 #include "ascendc_sim/copy.h"
+#include "ascendc_sim/cube.h"
 #include "ascendc_sim/fill.h"
 #include "ascendc_sim/mask.h"
 #include "ascendc_sim/params.h"

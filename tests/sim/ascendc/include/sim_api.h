@@ -1,4 +1,4 @@
-// The C interface of the simulated vector core (libascendc_sim.so).
+// The C interface of the simulated device (libascendc_sim.so).
 //
 // Used by the Python harness (tests/sim/harness.py) and by the host-side ACL stubs. One process has
 // one simulated device; calls are serialised, so a launch has finished when sim_launch returns.
@@ -18,18 +18,37 @@ enum SimAccess {
   SIM_POISON = 4,      // or-ed in: garbage until written; reading a byte before that is a violation
 };
 
-// The pipes of a vector core that the model keeps apart.
-enum SimPipe { SIM_PIPE_S, SIM_PIPE_V, SIM_PIPE_MTE2, SIM_PIPE_MTE3, SIM_NUM_PIPES };
+// The pipes that the model keeps apart. A vector core has the first four; a cube core has S, MTE2
+// and the last three.
+enum SimPipe {
+  SIM_PIPE_S,
+  SIM_PIPE_V,
+  SIM_PIPE_MTE2,
+  SIM_PIPE_MTE3,
+  SIM_PIPE_MTE1,
+  SIM_PIPE_M,
+  SIM_PIPE_FIX,
+  SIM_NUM_PIPES
+};
 
-enum { SIM_MAX_CORES = 64, SIM_MAX_ARGS = 24 };
+enum { SIM_MAX_CORES = 96, SIM_MAX_ARGS = 24 };
 
 // What one core did in one launch. Cycles are modelled (docs/simulated-device.md), never measured.
 struct SimCore {
+  uint64_t is_cube;                     // 1 for an AIC, 0 for an AIV
+  uint64_t block;                       // what GetBlockIdx gives
   uint64_t gm_read_bytes;               // GM -> UB by DataCopy and DataCopyPad
   uint64_t gm_written_bytes;            // UB -> GM by DataCopy and DataCopyPad
   uint64_t scalar_gm_reads;             // GlobalTensor::GetValue calls
   uint64_t scalar_gm_writes;            // GlobalTensor::SetValue calls
   uint64_t copy_calls;                  // DataCopy and DataCopyPad calls that touch GM
+  uint64_t gm_l1_bytes;                 // GM -> L1
+  uint64_t l1_l0a_bytes;                // L1 -> L0A
+  uint64_t l1_l0b_bytes;                // L1 -> L0B
+  uint64_t l0c_gm_bytes;                // L0C -> GM by Fixpipe, as it lies in GM
+  uint64_t hbm_bytes;                   // of all GM bytes, those that L2 didn't hold
+  uint64_t mmad_instructions;           // Mmad calls
+  uint64_t mmad_steps;                  // fractals of 16 x 16 x 32 bytes that they multiplied
   uint64_t vector_instructions;         // vector instructions issued
   uint64_t vector_repeats;              // 256-byte repeats they ran
   uint64_t busy_cycles[SIM_NUM_PIPES];  // cycles in which the pipe works
@@ -37,7 +56,7 @@ struct SimCore {
 };
 
 struct SimCounters {
-  uint32_t num_cores;     // block_dim of the last launch
+  uint32_t num_cores;     // cores of the last launch: the AICs, then the AIVs
   uint32_t violations;    // distinct violations of the last launch
   uint64_t total_cycles;  // the slowest core's total_cycles
   struct SimCore total;   // sums over the cores (total.total_cycles too)
@@ -45,8 +64,9 @@ struct SimCounters {
 };
 
 // Runs `entry`, an `extern "C" __global__ __aicore__` kernel whose parameters are all GM_ADDR or
-// 64-bit integers, on `block_dim` simulated vector cores. `seed` fixes the order in which cores
-// run. Returns the number of violations: 0 means that every rule was kept.
+// 64-bit integers, on `block_dim` simulated vector cores; if it states a type with an AIC, on as
+// many cube cores and the vector cores of their groups. `seed` fixes the order in which cores run.
+// Returns the number of violations: 0 means that every rule was kept.
 int sim_launch(const void* entry, uint32_t block_dim, const uint64_t* args, uint32_t num_args,
                uint64_t seed);
 
@@ -66,9 +86,9 @@ void sim_unregister(const void* p);
 void sim_clear(void);
 
 // Settings. Unknown keys abort. Keys and defaults:
-//   "cores"           48    vector cores; a larger block_dim is refused
-//   "ub_reserved"     8192  bytes of UB that the toolchain keeps for Select and its like, besides
-//   the
+//   "cores"           48    vector cores, and half as many cube cores; a larger block_dim is
+//   refused "ub_reserved"     8192  bytes of UB that the toolchain keeps for Select and its like,
+//   besides the
 //                           256 bytes that are always reserved; 0 is a build with
 //                           --cce-disable-asc-reserved-ubuf, where Select with a mask tensor is
 //                           refused

@@ -92,7 +92,7 @@ void Compare(const char* name, const Operand& dst, const Operand& src0, const Op
       !Aligned(now, dst.view, kBlock, "dst") || !Inside(now, dst.view, 0, bytes, "dst")) {
     return;
   }
-  Touch(now, dst.view.addr, static_cast<uint32_t>(bytes), true, "dst");
+  Touch(now, Space::kUb, dst.view.addr, static_cast<uint32_t>(bytes), true, "dst");
   SpendRepeats(now, plan.repeats, kPlainCycles);
   Core& core = now.core;
   for (int64_t repeat = 0; repeat < plan.repeats; ++repeat) {
@@ -143,7 +143,7 @@ void Select(const Operand& dst, const Operand& mask, const Operand& src0, const 
       (src1 && !Access(now, second, plan, false, "src1")) || !Access(now, to, plan, true, "dst")) {
     return;
   }
-  Touch(now, mask.view.addr, static_cast<uint32_t>(bytes), false, "selMask");
+  Touch(now, Space::kUb, mask.view.addr, static_cast<uint32_t>(bytes), false, "selMask");
   CheckOverlap(now, to, first, plan, "src0", false);
   if (src1) CheckOverlap(now, to, second, plan, "src1", false);
   SpendRepeats(now, plan.repeats, kPlainCycles);

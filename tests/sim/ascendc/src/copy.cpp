@@ -33,7 +33,7 @@ bool ShapeIsAllowed(const Instruction& now, const CopyShape& shape) {
     }
     return InRange(now, "blockLen", shape.bytes, 1, kMaxPadPiece) &&
            InRange(now, "the gap in GM", shape.gm_gap, 0, kMaxPadGap) &&
-           InRange(now, "the gap in UB", shape.ub_gap, 0, kMaxPadGap) &&
+           InRange(now, "the local gap", shape.local_gap, 0, kMaxPadGap) &&
            InRange(now, "leftPadding in bytes", shape.left, 0, kBlock) &&
            InRange(now, "rightPadding in bytes", shape.right, 0, kBlock);
   }
@@ -43,14 +43,14 @@ bool ShapeIsAllowed(const Instruction& now, const CopyShape& shape) {
            static_cast<long long>(shape.bytes));
     return false;
   }
-  if (shape.blocks == 1 && shape.gm_gap == 0 && shape.ub_gap == 0) return true;
+  if (shape.blocks == 1 && shape.gm_gap == 0 && shape.local_gap == 0) return true;
   return InRange(now, "blockLen", shape.bytes / kBlock, 1, kMaxPiece) &&
          InRange(now, "the gap in GM", shape.gm_gap / kBlock, 0, kMaxGap) &&
-         InRange(now, "the gap in UB", shape.ub_gap, 0, kMaxGap);
+         InRange(now, "the local gap", shape.local_gap, 0, kMaxGap);
 }
 
-// Bytes of UB that one piece takes, paddings and tail included.
-int64_t PieceInUb(const CopyShape& shape) {
+// Bytes of the core's memory that one piece takes, paddings and tail included.
+int64_t PieceInside(const CopyShape& shape) {
   return (shape.left + shape.bytes + shape.right + kBlock - 1) / kBlock * kBlock;
 }
 
@@ -77,25 +77,27 @@ void Fill(uint8_t* to, int64_t bytes, const CopyShape& shape) {
 
 }  // namespace
 
-void CopyIn(const char* name, const UbView& dst, const GmView& src, const CopyShape& shape,
+void CopyIn(const char* name, const LocalView& dst, const GmView& src, const CopyShape& shape,
             Site site) {
   const Instruction now(name, kMte2, site);
-  if (!ShapeIsAllowed(now, shape) || !GmIsAligned(now, src, shape) || !Usable(now, dst, "dst") ||
-      !Aligned(now, dst, kBlock, "dst")) {
+  const bool to_l1 = dst.space == Space::kL1 && !shape.padded;
+  const Space space = to_l1 ? Space::kL1 : Space::kUb;
+  if (!ShapeIsAllowed(now, shape) || !GmIsAligned(now, src, shape) ||
+      !Usable(now, dst, "dst", space) || !Aligned(now, dst, kBlock, "dst")) {
     return;
   }
   SpendCopy(now, shape, kReadLatency);
   Core& core = now.core;
-  const int64_t piece = PieceInUb(shape);
+  const int64_t piece = PieceInside(shape);
   // Paddings hold the value; the rest of the last block does too, but only if there is a padding.
   const bool tail_is_filled = shape.pad_value_set && (shape.left > 0 || shape.right > 0);
   for (int64_t i = 0; i < shape.blocks; ++i) {
     const int64_t from = i * (shape.bytes + shape.gm_gap);
-    const int64_t to = i * (piece + shape.ub_gap * kBlock);
+    const int64_t to = i * (piece + shape.local_gap * kBlock);
     if (!Inside(now, dst, to, piece, "dst") || !TouchGm(now, src, from, shape.bytes, false)) return;
     const uint32_t addr = dst.addr + static_cast<uint32_t>(to);
-    Touch(now, addr, static_cast<uint32_t>(piece), true, "dst");
-    uint8_t* out = core.ub + addr;
+    Touch(now, space, addr, static_cast<uint32_t>(piece), true, "dst");
+    uint8_t* out = core.Memory(space).bytes.get() + addr;
     std::memcpy(out + shape.left,
                 reinterpret_cast<const void*>(src.addr + static_cast<uint64_t>(from)),
                 static_cast<size_t>(shape.bytes));
@@ -104,14 +106,16 @@ void CopyIn(const char* name, const UbView& dst, const GmView& src, const CopySh
       Fill(out, shape.left, shape);
       Fill(out + filled, piece - filled, shape);
     } else {
-      Poison(core, addr, static_cast<uint32_t>(shape.left));
-      Poison(core, addr + static_cast<uint32_t>(filled), static_cast<uint32_t>(piece - filled));
+      Poison(core, space, addr, static_cast<uint32_t>(shape.left));
+      Poison(core, space, addr + static_cast<uint32_t>(filled),
+             static_cast<uint32_t>(piece - filled));
     }
-    core.counters.gm_read_bytes += static_cast<uint64_t>(shape.bytes);
+    (to_l1 ? core.counters.gm_l1_bytes : core.counters.gm_read_bytes) +=
+        static_cast<uint64_t>(shape.bytes);
   }
 }
 
-void CopyOut(const char* name, const GmView& dst, const UbView& src, const CopyShape& shape,
+void CopyOut(const char* name, const GmView& dst, const LocalView& src, const CopyShape& shape,
              Site site) {
   const Instruction now(name, kMte3, site);
   if (!ShapeIsAllowed(now, shape) || !GmIsAligned(now, dst, shape) || !Usable(now, src, "src") ||
@@ -120,22 +124,22 @@ void CopyOut(const char* name, const GmView& dst, const UbView& src, const CopyS
   }
   SpendCopy(now, shape, kWriteLatency);
   Core& core = now.core;
-  const int64_t piece = PieceInUb(shape);
+  const int64_t piece = PieceInside(shape);
   for (int64_t i = 0; i < shape.blocks; ++i) {
-    const int64_t from = i * (piece + shape.ub_gap * kBlock);
+    const int64_t from = i * (piece + shape.local_gap * kBlock);
     const int64_t to = i * (shape.bytes + shape.gm_gap);
     if (!Inside(now, src, from, shape.bytes, "src") || !TouchGm(now, dst, to, shape.bytes, true)) {
       return;
     }
     const uint32_t addr = src.addr + static_cast<uint32_t>(from);
-    Touch(now, addr, static_cast<uint32_t>(shape.bytes), false, "src");
+    Touch(now, Space::kUb, addr, static_cast<uint32_t>(shape.bytes), false, "src");
     std::memcpy(reinterpret_cast<void*>(dst.addr + static_cast<uint64_t>(to)), core.ub + addr,
                 static_cast<size_t>(shape.bytes));
     core.counters.gm_written_bytes += static_cast<uint64_t>(shape.bytes);
   }
 }
 
-void CopyLocal(const UbView& dst, const UbView& src, int64_t blocks, int64_t length,
+void CopyLocal(const LocalView& dst, const LocalView& src, int64_t blocks, int64_t length,
                int64_t src_gap, int64_t dst_gap, Site site) {
   const Instruction now("DataCopy", kV, site);
   const CopyShape shape{blocks, length, src_gap * kBlock, dst_gap, 1, false, false, 0, 0, 0};
@@ -159,8 +163,8 @@ void CopyLocal(const UbView& dst, const UbView& src, int64_t blocks, int64_t len
     if (source != target && source < target + bytes && target < source + bytes) {
       Report(site, "overlap", "DataCopy: src and dst overlap in part");
     }
-    Touch(now, source, bytes, false, "src");
-    Touch(now, target, bytes, true, "dst");
+    Touch(now, Space::kUb, source, bytes, false, "src");
+    Touch(now, Space::kUb, target, bytes, true, "dst");
     std::memmove(core.ub + target, core.ub + source, bytes);
   }
 }
@@ -168,20 +172,20 @@ void CopyLocal(const UbView& dst, const UbView& src, int64_t blocks, int64_t len
 // ---- Scalar access
 // -------------------------------------------------------------------------------
 
-void ReadUb(const UbView& view, void* out, int64_t bytes, Site site) {
+void ReadLocal(const LocalView& view, void* out, int64_t bytes, Site site) {
   const Instruction now("GetValue", kS, site);
   Spend(now, kScalarUbCycles, 0);
   std::memset(out, 0, static_cast<size_t>(bytes));
   if (!Usable(now, view, "the tensor") || !Inside(now, view, 0, bytes, "the tensor")) return;
-  Touch(now, view.addr, static_cast<uint32_t>(bytes), false, "the tensor");
+  Touch(now, Space::kUb, view.addr, static_cast<uint32_t>(bytes), false, "the tensor");
   std::memcpy(out, now.core.ub + view.addr, static_cast<size_t>(bytes));
 }
 
-void WriteUb(const UbView& view, const void* in, int64_t bytes, Site site) {
+void WriteLocal(const LocalView& view, const void* in, int64_t bytes, Site site) {
   const Instruction now("SetValue", kS, site);
   Spend(now, kScalarUbCycles, 0);
   if (!Usable(now, view, "the tensor") || !Inside(now, view, 0, bytes, "the tensor")) return;
-  Touch(now, view.addr, static_cast<uint32_t>(bytes), true, "the tensor");
+  Touch(now, Space::kUb, view.addr, static_cast<uint32_t>(bytes), true, "the tensor");
   std::memcpy(now.core.ub + view.addr, in, static_cast<size_t>(bytes));
 }
 

@@ -5,20 +5,70 @@
 
 namespace sim {
 
-const char* const kPipeNames[kPipes] = {"S", "V", "MTE2", "MTE3"};
+const char* const kPipeNames[kPipes] = {"S", "V", "MTE2", "MTE3", "MTE1", "M", "FIX"};
+const char* const kSpaceNames[kSpaces] = {"UB", "L1", "L0A", "L0B", "L0C"};
+const uint32_t kSpaceBytes[kSpaces] = {kUbBytes, kL1Bytes, kL0Bytes, kL0Bytes, kL0cBytes};
+const Pipe kPipeOfSlot[kSpaces][kSlots] = {
+    {kS, kV, kMte2, kMte3},   {kMte2, kMte1, kM, kFix}, {kMte2, kMte1, kM, kFix},
+    {kMte2, kMte1, kM, kFix}, {kMte2, kMte1, kM, kFix},
+};
 
-void Core::Reset(uint32_t core_index) {
-  const uint32_t used = touched_blocks;
-  std::memset(ub, 0xff, sizeof ub);
-  std::fill_n(initialised, used, 0u);
-  std::memset(blocks, 0, used * sizeof(BlockState));
+Pipe PipeOf(pipe_t pipe) {
+  switch (pipe) {
+    case PIPE_V:
+      return kV;
+    case PIPE_M:
+      return kM;
+    case PIPE_MTE1:
+      return kMte1;
+    case PIPE_MTE2:
+      return kMte2;
+    case PIPE_MTE3:
+      return kMte3;
+    case PIPE_FIX:
+      return kFix;
+    default:
+      return kS;
+  }
+}
+
+bool HasPipe(Kind kind, Pipe pipe) {
+  if (pipe == kS || pipe == kMte2) return true;
+  return (kind == Kind::kVector) == (pipe == kV || pipe == kMte3);
+}
+
+bool HasSpace(Kind kind, Space space) { return (kind == Kind::kVector) == (space == Space::kUb); }
+
+const char* NameOf(Kind kind) { return kind == Kind::kVector ? "a vector core" : "a cube core"; }
+
+void LocalMemory::Reset(Space space) {
+  const uint32_t size = kSpaceBytes[static_cast<size_t>(space)];
+  if (!bytes) {
+    bytes = std::make_unique<uint8_t[]>(size + 2 * kRepeatBytes);
+    initialised = std::make_unique<uint32_t[]>(size / kBlock);
+    blocks = std::make_unique<BlockState[]>(size / kBlock);
+    touched_blocks = size / kBlock;
+  }
+  std::memset(bytes.get(), 0xff, size_t{touched_blocks} * kBlock);
+  std::fill_n(initialised.get(), touched_blocks, 0u);
+  std::fill_n(blocks.get(), touched_blocks, BlockState{});
   touched_blocks = 0;
+  used = 0;
+}
 
-  index = core_index;
+void Core::Reset(const Place& where) {
+  place = where;
+  index = where.index;
+  for (int i = 0; i < kSpaces; ++i) {
+    const auto space = static_cast<Space>(i);
+    if (HasSpace(place.kind, space)) Memory(space).Reset(space);
+  }
+  ub = Memory(Space::kUb).bytes.get();
+
   count = {};
   known = {};
   foreign = {};
-  foreign_history.clear();
+  foreign_snapshot = nullptr;
   for (auto& entries : log) entries.clear();
   now = 0;
   line = {};
@@ -29,7 +79,6 @@ void Core::Reset(uint32_t core_index) {
   pipe = nullptr;
   buffers.assign(1, Buffer{});
   queues.clear();
-  ub_used = 0;
   pipe_buffers = 0;
   counter_mode = false;
   mask_low = mask_high = ~uint64_t{0};
@@ -37,14 +86,17 @@ void Core::Reset(uint32_t core_index) {
   dirty.clear();
   dropped.clear();
   all_dropped = {};
-  std::memset(cross_set, 0, sizeof cross_set);
-  std::memset(cross_waited, 0, sizeof cross_waited);
   kernel_type = -1;
   counters = {};
 }
 
 Instruction::Instruction(const char* instruction_name, Pipe on, Site where)
     : core(Self()), name(instruction_name), pipe(on), clock(++core.count[on]), site(where) {
+  if (!HasPipe(core.place.kind, on)) {
+    Report(site, "core-kind", "%s works on the pipe %s, which %s doesn't have", name,
+           kPipeNames[on], NameOf(core.place.kind));
+    throw Abandon{};
+  }
   core.log[on].push_back(where);
   Knowledge& mine = core.known[on];
   if (on == kS) {
@@ -73,10 +125,16 @@ void Spend(const Instruction& instruction, int64_t busy, int64_t latency) {
   line.done = std::max(line.done, line.free + static_cast<uint64_t>(latency));
 }
 
+void ScalarWork(Core& core, int64_t cycles) {
+  core.now += static_cast<uint64_t>(cycles);
+  core.counters.busy_cycles[kS] += static_cast<uint64_t>(cycles);
+}
+
 Signal Send(const Core& core, Pipe from) {
   Signal signal;
   signal.knowledge = core.known[from];
   signal.knowledge[from] = core.count[from];
+  signal.knowledge[kWaits] = core.count[kWaits];  // whatever was issued since came after them
   if (from != kS) {
     for (int other = kV; other < kPipes; ++other) {
       signal.knowledge[other] = std::max(signal.knowledge[other], core.known[kS][other]);

@@ -1,9 +1,10 @@
-// One vector core: its memory, what it knows of its pipes, its timelines, buffers and flags.
+// One core: its memories, what it knows of its pipes, its timelines, buffers and flags.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -15,21 +16,54 @@
 
 namespace sim {
 
-enum Pipe : int { kS = SIM_PIPE_S, kV = SIM_PIPE_V, kMte2 = SIM_PIPE_MTE2, kMte3 = SIM_PIPE_MTE3 };
+enum Pipe : int {
+  kS = SIM_PIPE_S,
+  kV = SIM_PIPE_V,
+  kMte2 = SIM_PIPE_MTE2,
+  kMte3 = SIM_PIPE_MTE3,
+  kMte1 = SIM_PIPE_MTE1,
+  kM = SIM_PIPE_M,
+  kFix = SIM_PIPE_FIX,
+};
 constexpr int kPipes = SIM_NUM_PIPES;
 extern const char* const kPipeNames[kPipes];
+Pipe PipeOf(pipe_t pipe);
+
+enum class Kind : uint8_t { kVector, kCube };
+bool HasPipe(Kind kind, Pipe pipe);
+bool HasSpace(Kind kind, Space space);
+const char* NameOf(Kind kind);
 
 // Instructions of a pipe are numbered from 1. A pipe's knowledge holds, for each pipe, the number
 // of the latest instruction that has certainly finished before its own next instruction starts.
+//
+// The last entry counts the cross-core flags that the core has waited for.
 using Clock = uint32_t;
-using Knowledge = std::array<Clock, kPipes>;
+constexpr int kWaits = kPipes;
+using Knowledge = std::array<Clock, kPipes + 1>;
 
-// What the pipes last did to one 32-byte block of UB: the number of the instruction and the bytes.
+// A memory is used by at most four of its core's pipes: its slots.
+constexpr int kSlots = 4;
+extern const Pipe kPipeOfSlot[kSpaces][kSlots];
+extern const char* const kSpaceNames[kSpaces];
+extern const uint32_t kSpaceBytes[kSpaces];
+
+// What the pipes last did to one 32-byte block: the number of the instruction and the bytes.
 struct BlockState {
-  Clock write_clock[kPipes];
-  uint32_t write_mask[kPipes];
-  Clock read_clock[kPipes];
-  uint32_t read_mask[kPipes];
+  Clock write_clock[kSlots];
+  uint32_t write_mask[kSlots];
+  Clock read_clock[kSlots];
+  uint32_t read_mask[kSlots];
+};
+
+struct LocalMemory {
+  std::unique_ptr<uint8_t[]> bytes;         // and slack, so that whole repeats can be loaded
+  std::unique_ptr<uint32_t[]> initialised;  // for each block a bit for each byte
+  std::unique_ptr<BlockState[]> blocks;
+  uint32_t touched_blocks = 0;  // blocks from here on are as Reset left them
+  uint32_t used = 0;            // by the buffers of the TPipe
+
+  void Reset(Space space);
 };
 
 // When a pipe is free for its next instruction, may start it, and has finished all so far.
@@ -39,12 +73,14 @@ struct Timeline {
   uint64_t done = 0;
 };
 
-// What the scalar unit knew when it last dropped a line of its data cache: of its own pipes, and
-// which of the core's records of the other cores held then.
+// What is known of the pipes of all cores of a launch.
+using Foreign = std::array<Knowledge, SIM_MAX_CORES>;
+
+// What the scalar unit knew when it last dropped a line of its data cache: of its own pipes, and of
+// the other cores'.
 struct Drop {
   Knowledge own{};
-  uint32_t meetings = 0;
-  bool happened = false;
+  std::shared_ptr<const Foreign> foreign;  // null while no line was dropped
 };
 
 // A signal from one pipe to another.
@@ -62,6 +98,7 @@ struct Flag {
 enum class BufferState : uint8_t { kDead, kTBuf, kIdle, kAllocated, kQueued, kDequeued };
 
 struct Buffer {
+  Space space = Space::kUb;
   uint32_t begin = 0;
   uint32_t end = 0;
   BufferState state = BufferState::kDead;
@@ -85,21 +122,27 @@ struct Queue {
 
 constexpr int kEvents = static_cast<int>(AscendC::HardEvent::MAX);
 
+// Where a core stands in its launch.
+struct Place {
+  uint32_t index = 0;  // among all cores
+  Kind kind = Kind::kVector;
+  uint32_t group = 0;
+  uint32_t number = 0;  // of its kind in the group
+};
+
 struct Core {
   uint32_t index = 0;
+  Place place;
 
-  // Unified buffer. The slack lets whole repeats be loaded where only a part of one is used.
-  alignas(64) uint8_t ub[kUbBytes + 2 * kRepeatBytes];
-  uint32_t initialised[kUbBlocks];  // a bit for each byte
-  BlockState blocks[kUbBlocks];
-  uint32_t touched_blocks = 0;  // blocks from here on are as Reset left them
+  std::array<LocalMemory, kSpaces> memory;
+  uint8_t* ub = nullptr;  // the bytes of its unified buffer
 
   // Order.
   Knowledge count{};
   std::array<Knowledge, kPipes> known{};
-  std::array<Knowledge, SIM_MAX_CORES> foreign{};                     // known of the other cores
-  std::vector<std::array<Knowledge, SIM_MAX_CORES>> foreign_history;  // before each meeting
-  std::array<std::vector<Site>, kPipes> log;  // instruction number - 1 -> where
+  Foreign foreign{};                                // known of the other cores
+  std::shared_ptr<const Foreign> foreign_snapshot;  // of `foreign`, if it hasn't changed since
+  std::array<std::vector<Site>, kPipes> log;        // instruction number - 1 -> where
 
   // Time.
   uint64_t now = 0;  // of the scalar unit
@@ -115,7 +158,6 @@ struct Core {
   void* pipe = nullptr;
   std::vector<Buffer> buffers;  // index 0 is unused
   std::vector<Queue> queues;
-  uint32_t ub_used = 0;
   int64_t pipe_buffers = 0;
 
   // Vector mask.
@@ -129,15 +171,11 @@ struct Core {
   std::unordered_map<uint64_t, Drop> dropped;
   Drop all_dropped;
 
-  // Cross-core flags: how often set, and how often waited for.
-  int64_t cross_set[kCrossCoreFlags] = {};
-  int64_t cross_waited[kCrossCoreFlags] = {};
-  Site cross_site[kCrossCoreFlags] = {};
-
   int kernel_type = -1;
   SimCore counters{};
 
-  void Reset(uint32_t core_index);
+  void Reset(const Place& where);
+  LocalMemory& Memory(Space space) { return memory[static_cast<size_t>(space)]; }
 };
 
 Core& Self();
@@ -168,16 +206,38 @@ void Report(Site site, const char* rule, const char* format, ...)
 void ReportKind(Site site, const char* rule, int kind, const char* format, ...)
     __attribute__((format(printf, 4, 5)));
 
+// Of a core that needn't be the one that runs.
+void ReportFor(const Core& core, Site site, const char* rule, const char* format, ...)
+    __attribute__((format(printf, 4, 5)));
+
 // Ends the running core's kernel.
 struct Abandon {};
 
-// Waits until `ready` holds, letting other cores run. `what` is for the report of a deadlock.
-void WaitUntil(bool (*ready)(void*), void* context, const char* what, Site site);
+// Books the scalar unit for work that is no instruction of a pipe.
+void ScalarWork(Core& core, int64_t cycles);
 
-void StartRendezvous();
+// Waits until `ready` holds, letting other cores run. Where that never comes, `explain` says why in
+// the report of the deadlock.
+struct Waiting {
+  bool (*ready)(const Waiting&);
+  std::string (*explain)(const Waiting&);
+  Core* core;
+  int64_t flag;
+};
+void WaitUntil(const Waiting& waiting, Site site);
+
+// The launch: its cores, and the groups they form.
 uint32_t LaunchCores();
+uint32_t LaunchGroups();
+uint32_t VectorCoresOfGroup();
 Core& CoreAt(uint32_t index);
+std::string NameOf(const Core& core);
+// What a core does, for the report of a deadlock: "waits at kernel.cpp:12" or "has ended".
+std::string StateOf(const Core& core);
 int64_t Setting(const char* key);
+
+void StartCrossCore();
+void CheckCrossCoreEnd();
 
 inline std::string Where(const Core& core, int pipe, Clock clock) {
   const Site site = core.log[static_cast<size_t>(pipe)][clock - 1];

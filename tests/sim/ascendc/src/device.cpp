@@ -26,7 +26,7 @@ struct Violation {
   std::string where;
   std::string rule;
   std::string text;
-  uint32_t core;
+  std::string core;
   uint64_t times = 1;
   std::set<uint32_t> cores;
 };
@@ -35,21 +35,32 @@ struct Violation {
 struct Runner {
   std::unique_ptr<Core> core = std::make_unique<Core>();
   std::thread thread;
-  bool (*ready)(void*) = nullptr;  // what it waits for
-  void* context = nullptr;
-  const char* waits_for = nullptr;
+  std::condition_variable turn_came;
+  const Waiting* waiting = nullptr;
   Site waits_at{};
+  bool started = false;
   bool finished = false;
+};
+
+// What a launch runs.
+struct Entry {
+  const void* function = nullptr;
+  std::vector<uint64_t> arguments;
 };
 
 struct Device {
   std::mutex launching;  // one launch at a time
   std::mutex mutex;      // guards the turn
-  std::condition_variable turn_changed;
+  std::condition_variable launch_ended;
   int turn = -1;  // index of the core that runs; -1 is the launching thread
+  Entry entry;
   uint32_t num_cores = 0;
+  uint32_t num_groups = 0;
+  uint32_t num_started = 0;
+  int kernel_type = AscendC::KERNEL_TYPE_AIV_ONLY;
   bool deadlocked = false;
   bool abandoned = false;  // a core gave up, so waiting for it is no news
+  bool refused = false;    // no core is to start
   std::mt19937_64 random;
   std::vector<std::unique_ptr<Runner>> runners;
 
@@ -78,7 +89,7 @@ int NextTurn(Device& d) {
   for (uint32_t i = 0; i < d.num_cores; ++i) {
     Runner& runner = *d.runners[i];
     if (runner.finished) continue;
-    if (d.deadlocked || !runner.ready || runner.ready(runner.context)) {
+    if (d.deadlocked || !runner.waiting || runner.waiting->ready(*runner.waiting)) {
       able.push_back(static_cast<int>(i));
     } else {
       waiting = true;
@@ -92,10 +103,14 @@ int NextTurn(Device& d) {
   return able[d.random() % able.size()];
 }
 
-void PassTurn(Device& d, std::unique_lock<std::mutex>& lock, int self) {
+void PassTurn(Device& d) {
   d.turn = NextTurn(d);
-  d.turn_changed.notify_all();
-  if (self >= 0) d.turn_changed.wait(lock, [&] { return d.turn == self; });
+  (d.turn < 0 ? d.launch_ended : d.runners[static_cast<size_t>(d.turn)]->turn_came).notify_one();
+}
+
+void AwaitTurn(Device& d, std::unique_lock<std::mutex>& lock, Runner& runner) {
+  const int index = static_cast<int>(runner.core->index);
+  runner.turn_came.wait(lock, [&] { return d.turn == index; });
 }
 
 template <size_t... I>
@@ -105,32 +120,44 @@ void CallWith(const void* entry, const uint64_t* args, std::index_sequence<I...>
   function(args[I]...);
 }
 
-void Call(const void* entry, const uint64_t* args, uint32_t num_args) {
+void Call(const Entry& entry) {
   // On the calling conventions of x86-64 and AArch64 a function may be given more arguments than it
   // has, so the count is rounded up.
   uint64_t padded[SIM_MAX_ARGS] = {};
-  std::copy_n(args, num_args, padded);
-  CallWith(entry, padded, std::make_index_sequence<SIM_MAX_ARGS>{});
+  std::copy(entry.arguments.begin(), entry.arguments.end(), padded);
+  CallWith(entry.function, padded, std::make_index_sequence<SIM_MAX_ARGS>{});
 }
 
 void CheckEnd(Core& core);
 
-void RunCore(Device& d, uint32_t index, const void* entry, const uint64_t* args,
-             uint32_t num_args) {
+void RunCore(Device& d, Runner& runner) {
   std::unique_lock<std::mutex> lock(d.mutex);
-  d.turn_changed.wait(lock, [&] { return d.turn == static_cast<int>(index); });
+  AwaitTurn(d, lock, runner);
   lock.unlock();
+  runner.started = true;
+  ++d.num_started;
   try {
-    if (!d.deadlocked) {
-      Call(entry, args, num_args);
-      CheckEnd(*d.runners[index]->core);
+    if (!d.deadlocked && !d.refused) {
+      Call(d.entry);
+      CheckEnd(*runner.core);
     }
   } catch (const Abandon&) {
     d.abandoned = true;  // what made it stop is in the report
   }
   lock.lock();
-  d.runners[index]->finished = true;
-  PassTurn(d, lock, -1);
+  runner.finished = true;
+  PassTurn(d);
+}
+
+// Makes runner `place.index` a core of this launch.
+void AddCore(Device& d, const Place& place) {
+  if (d.runners.size() <= place.index) d.runners.push_back(std::make_unique<Runner>());
+  Runner& runner = *d.runners[place.index];
+  runner.core->Reset(place);
+  if (runner.thread.joinable()) return;
+  runner.waiting = nullptr;
+  runner.started = runner.finished = false;
+  runner.thread = std::thread(RunCore, std::ref(d), std::ref(runner));
 }
 
 void CheckEnd(Core& core) {
@@ -141,13 +168,12 @@ void CheckEnd(Core& core) {
       }
     }
   }
-  for (int id = 0; id < kCrossCoreFlags; ++id) {
-    if (core.cross_set[id] > core.cross_waited[id]) {
-      Report(core.cross_site[id], "cross-core",
-             "CrossCoreSetFlag(%d) has no CrossCoreWaitFlag by the end of the kernel", id);
-    }
-  }
   ReportUncleaned(core);
+}
+
+int64_t BlockIndexOf(const Place& place) {
+  if (place.kind == Kind::kCube) return place.group;
+  return place.group * VectorCoresOfGroup() + place.number;
 }
 
 void CollectCounters(Device& d) {
@@ -159,6 +185,8 @@ void CollectCounters(Device& d) {
     uint64_t end = core.now;
     for (const Timeline& line : core.line) end = std::max(end, line.done);
     core.counters.total_cycles = end;
+    core.counters.is_cube = core.place.kind == Kind::kCube;
+    core.counters.block = static_cast<uint64_t>(BlockIndexOf(core.place));
     d.counters.core[i] = core.counters;
     d.counters.total_cycles = std::max(d.counters.total_cycles, end);
     const auto* from = reinterpret_cast<const uint64_t*>(&core.counters);
@@ -168,35 +196,53 @@ void CollectCounters(Device& d) {
 }
 
 void Refuse(Device& d, const std::string& text) {
-  d.violations.push_back({"launch", "launch", text, 0, 1, {}});
+  d.violations.push_back({"launch", "launch", text, "0", 1, {}});
 }
 
 }  // namespace
 
 Core& Self() { return *device().runners[static_cast<size_t>(device().turn)]->core; }
 uint32_t LaunchCores() { return device().num_cores; }
+uint32_t LaunchGroups() { return device().num_groups; }
 Core& CoreAt(uint32_t index) { return *device().runners[index]->core; }
 int64_t Setting(const char* key) { return device().settings.at(key); }
 
+uint32_t VectorCoresOfGroup() {
+  return device().kernel_type == AscendC::KERNEL_TYPE_MIX_AIC_1_2 ? 2 : 1;
+}
+
+std::string NameOf(const Core& core) {
+  const std::string number = std::to_string(BlockIndexOf(core.place));
+  if (device().num_cores == device().num_groups) return number;
+  return (core.place.kind == Kind::kCube ? "AIC " : "AIV ") + number;
+}
+
+std::string StateOf(const Core& core) {
+  const Runner& runner = *device().runners[core.index];
+  if (runner.finished) return "has ended";
+  if (!runner.waiting) return "hasn't got there";
+  return "waits at " + Base(runner.waits_at.file) + ":" + std::to_string(runner.waits_at.line);
+}
+
 namespace {
 
-void Record(Site site, const char* rule, int kind, const char* format, va_list arguments) {
+void Record(const Core& self, Site site, const char* rule, int kind, const char* format,
+            va_list arguments) {
   Device& d = device();
   const std::string where = Base(site.file) + ":" + std::to_string(site.line);
-  const uint32_t core = static_cast<uint32_t>(d.turn);
   const auto key = std::make_tuple(where, std::string(rule), kind);
   const auto known = d.seen.find(key);
   if (known != d.seen.end()) {
     Violation& entry = d.violations[known->second];
     ++entry.times;
-    entry.cores.insert(core);
+    entry.cores.insert(self.index);
     return;
   }
   if (static_cast<int64_t>(d.violations.size()) >= d.settings["max_violations"]) return;
   char text[1024];
   std::vsnprintf(text, sizeof text, format, arguments);
   d.seen[key] = d.violations.size();
-  d.violations.push_back({where, rule, text, core, 1, {core}});
+  d.violations.push_back({where, rule, text, NameOf(self), 1, {self.index}});
 }
 
 }  // namespace
@@ -204,41 +250,97 @@ void Record(Site site, const char* rule, int kind, const char* format, va_list a
 void Report(Site site, const char* rule, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  Record(site, rule, 0, format, arguments);
+  Record(Self(), site, rule, 0, format, arguments);
   va_end(arguments);
 }
 
 void ReportKind(Site site, const char* rule, int kind, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  Record(site, rule, kind, format, arguments);
+  Record(Self(), site, rule, kind, format, arguments);
   va_end(arguments);
 }
 
-void WaitUntil(bool (*ready)(void*), void* context, const char* what, Site site) {
-  Device& d = device();
-  const int self = d.turn;
-  Runner& runner = *d.runners[static_cast<size_t>(self)];
-  runner.ready = ready;
-  runner.context = context;
-  runner.waits_for = what;
-  runner.waits_at = site;
-  std::unique_lock<std::mutex> lock(d.mutex);
-  PassTurn(d, lock, self);
-  lock.unlock();
-  runner.ready = nullptr;
-  if (d.deadlocked) {
-    if (!d.abandoned) {
-      Report(site, "deadlock", "%s waits for ever: not every core gets there", what);
-    }
-    throw Abandon{};
-  }
+void ReportFor(const Core& core, Site site, const char* rule, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  Record(core, site, rule, 0, format, arguments);
+  va_end(arguments);
 }
 
-int64_t BlockIndex() { return Self().index; }
-int64_t BlockCount() { return LaunchCores(); }
+void WaitUntil(const Waiting& waiting, Site site) {
+  Device& d = device();
+  Runner& runner = *d.runners[waiting.core->index];
+  runner.waiting = &waiting;
+  runner.waits_at = site;
+  std::unique_lock<std::mutex> lock(d.mutex);
+  PassTurn(d);
+  AwaitTurn(d, lock, runner);
+  lock.unlock();
+  if (d.deadlocked) {
+    if (!d.abandoned) Report(site, "deadlock", "%s", waiting.explain(waiting).c_str());
+    runner.waiting = nullptr;
+    throw Abandon{};
+  }
+  runner.waiting = nullptr;
+}
+
+bool IsCube() { return Self().place.kind == Kind::kCube; }
+int64_t BlockIndex() { return BlockIndexOf(Self().place); }
+int64_t BlockCount() { return LaunchGroups(); }
+int64_t SubBlockIndex() { return Self().place.number; }
+int64_t TaskRatio() { return IsCube() ? 1 : VectorCoresOfGroup(); }
+int64_t SubBlockCount() { return TaskRatio(); }
 int64_t SystemCycle() { return static_cast<int64_t>(Self().now); }
-void SetKernelType(AscendC::KernelMetaType type) { Self().kernel_type = type; }
+
+namespace {
+
+bool HasCubeCores(int type) {
+  return type == AscendC::KERNEL_TYPE_AIC_ONLY || type == AscendC::KERNEL_TYPE_MIX_AIC_1_0 ||
+         type == AscendC::KERNEL_TYPE_MIX_AIC_1_1 || type == AscendC::KERNEL_TYPE_MIX_AIC_1_2;
+}
+
+bool HasVectorCores(int type) {
+  return type != AscendC::KERNEL_TYPE_AIC_ONLY && type != AscendC::KERNEL_TYPE_MIX_AIC_1_0;
+}
+
+// Every group gets a cube core, and its vector cores if the kernel has any.
+void FormGroups(Device& d) {
+  const uint32_t vectors = HasVectorCores(d.kernel_type) ? VectorCoresOfGroup() : 0;
+  for (uint32_t group = 0; group < d.num_groups; ++group) {
+    AddCore(d, {group, Kind::kCube, group, 0});
+  }
+  uint32_t index = d.num_groups;
+  for (uint32_t group = 0; group < d.num_groups; ++group) {
+    for (uint32_t number = 0; number < vectors; ++number) {
+      AddCore(d, {index++, Kind::kVector, group, number});
+    }
+  }
+  d.num_cores = index;
+}
+
+}  // namespace
+
+// The first core that runs states the kernel's type. Until then all cores are vector cores.
+void SetKernelType(AscendC::KernelMetaType type, Site site) {
+  Device& d = device();
+  if (d.num_started == 1) {
+    d.kernel_type = type;
+    const int64_t cubes = d.settings["cores"] / 2;
+    if (HasCubeCores(type) && d.num_groups > cubes) {
+      Report(site, "launch",
+             "block_dim is %u, expected 1 to %lld cube cores: all blocks must be resident at once",
+             d.num_groups, static_cast<long long>(cubes));
+      d.refused = true;
+      throw Abandon{};
+    }
+    if (HasCubeCores(type)) FormGroups(d);
+  }
+  if (type != d.kernel_type) {
+    Report(site, "kernel-type", "KERNEL_TASK_TYPE_DEFAULT differs from that of another core");
+  }
+  Self().kernel_type = type;
+}
 
 }  // namespace sim
 
@@ -252,9 +354,9 @@ int sim_launch(const void* entry, uint32_t block_dim, const uint64_t* args, uint
   std::lock_guard<std::mutex> one_at_a_time(d.launching);
   d.violations.clear();
   d.seen.clear();
-  d.deadlocked = false;
-  d.abandoned = false;
-  d.num_cores = 0;
+  d.deadlocked = d.abandoned = d.refused = false;
+  d.num_cores = d.num_groups = d.num_started = 0;
+  d.kernel_type = AscendC::KERNEL_TYPE_AIV_ONLY;
   d.counters = {};
   const int64_t cores = d.settings["cores"];
   if (block_dim == 0 || block_dim > cores) {
@@ -267,24 +369,21 @@ int sim_launch(const void* entry, uint32_t block_dim, const uint64_t* args, uint
                        std::to_string(SIM_MAX_ARGS));
     return 1;
   }
-  d.num_cores = block_dim;
+  d.entry = {entry, {args, args + num_args}};
+  d.num_cores = d.num_groups = block_dim;
   d.random.seed(seed);
-  while (d.runners.size() < block_dim) d.runners.push_back(std::make_unique<sim::Runner>());
   sim::StartGm();
-  sim::StartRendezvous();
+  sim::StartCrossCore();
   for (uint32_t i = 0; i < block_dim; ++i) {
-    sim::Runner& runner = *d.runners[i];
-    runner.core->Reset(i);
-    runner.ready = nullptr;
-    runner.finished = false;
-    runner.thread = std::thread(sim::RunCore, std::ref(d), i, entry, args, num_args);
+    sim::AddCore(d, {i, sim::Kind::kVector, i, 0});
   }
   {
     std::unique_lock<std::mutex> lock(d.mutex);
-    sim::PassTurn(d, lock, -1);
-    d.turn_changed.wait(lock, [&] { return d.turn == -1; });
+    sim::PassTurn(d);
+    d.launch_ended.wait(lock, [&] { return d.turn == -1; });
   }
-  for (uint32_t i = 0; i < block_dim; ++i) d.runners[i]->thread.join();
+  for (uint32_t i = 0; i < d.num_cores; ++i) d.runners[i]->thread.join();
+  if (!d.abandoned) sim::CheckCrossCoreEnd();
   sim::FinishGm();
   sim::CollectCounters(d);
   return static_cast<int>(d.violations.size());
@@ -293,8 +392,7 @@ int sim_launch(const void* entry, uint32_t block_dim, const uint64_t* args, uint
 size_t sim_report(char* out, size_t capacity) {
   std::string report;
   for (const auto& entry : device().violations) {
-    report +=
-        entry.where + " core " + std::to_string(entry.core) + " " + entry.rule + ": " + entry.text;
+    report += entry.where + " core " + entry.core + " " + entry.rule + ": " + entry.text;
     if (entry.times > 1) {
       report += " (" + std::to_string(entry.times) + " times on " +
                 std::to_string(entry.cores.size()) + " cores)";
@@ -313,9 +411,10 @@ void sim_counters(SimCounters* out) { *out = device().counters; }
 
 void sim_configure(const char* key, int64_t value) {
   const auto found = device().settings.find(key);
-  const bool valid = found != device().settings.end() && value >= 0 &&
-                     !(std::string(key) == "cores" && (value < 1 || value > SIM_MAX_CORES)) &&
-                     !(std::string(key) == "ub_reserved" && value > 64 * 1024);
+  const bool valid =
+      found != device().settings.end() && value >= 0 &&
+      !(std::string(key) == "cores" && (value < 1 || value > SIM_MAX_CORES * 2 / 3)) &&
+      !(std::string(key) == "ub_reserved" && value > 64 * 1024);
   if (!valid) {
     std::fprintf(stderr, "sim_configure: no setting %s, or %lld is out of its range\n", key,
                  static_cast<long long>(value));

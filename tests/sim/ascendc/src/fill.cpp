@@ -44,7 +44,7 @@ bool RunGather(const Instruction& now, const Operand& dst, const Operand& src,
       }
       if (!Inside(now, src.view, from, sizeof(T), "src")) return false;
       const uint32_t addr = src.view.addr + static_cast<uint32_t>(from);
-      Touch(now, addr, sizeof(T), false, "src");
+      Touch(now, Space::kUb, addr, sizeof(T), false, "src");
       std::memcpy(&lanes[i], core.ub + addr, sizeof(T));
     }
     Store(core, dst, plan, repeat, lanes);
@@ -115,14 +115,14 @@ void Brcb(const Operand& dst, const Operand& src, int64_t repeat, Site site) {
   if (int64_t{dst.view.addr} < src.view.addr + read && src.view.addr < dst.view.addr + reach) {
     Report(site, "overlap", "Brcb: dst and src overlap");
   }
-  Touch(now, src.view.addr, static_cast<uint32_t>(read), false, "src");
+  Touch(now, Space::kUb, src.view.addr, static_cast<uint32_t>(read), false, "src");
   SpendRepeats(now, repeat, kPlainCycles);
   Core& core = now.core;
   std::vector<uint8_t> values(core.ub + src.view.addr, core.ub + src.view.addr + read);
   for (int64_t i = 0; i < repeat * 8; ++i) {
     const int64_t blocks = i / 8 * dst.strides.repeat + i % 8 * dst.strides.block;
     const uint32_t addr = dst.view.addr + static_cast<uint32_t>(blocks * kBlock);
-    Touch(now, addr, kBlock, true, "dst");
+    Touch(now, Space::kUb, addr, kBlock, true, "dst");
     for (int64_t at = 0; at < kBlock; at += size) {
       std::memcpy(core.ub + addr + at, values.data() + i * size, static_cast<size_t>(size));
     }
@@ -162,8 +162,8 @@ void TransposeB16(const Operand& dst, const Operand& src, Site site) {
   if (apart != 0 && apart > -kBytes && apart < kBytes) {
     Report(site, "overlap", "Transpose: dst and src overlap in part");
   }
-  Touch(now, src.view.addr, kBytes, false, "src");
-  Touch(now, dst.view.addr, kBytes, true, "dst");
+  Touch(now, Space::kUb, src.view.addr, kBytes, false, "src");
+  Touch(now, Space::kUb, dst.view.addr, kBytes, true, "dst");
   SpendRepeats(now, 2, kTransposeCycles);
   uint16_t in[256];
   uint16_t out[256];

@@ -135,7 +135,8 @@ bool Access(const Instruction& now, const Operand& operand, const Plan& plan, bo
   const bool dense = strides.block == 1 && (strides.repeat == blocks || plan.repeats == 1);
   if (dense && plan.prefix) {
     if (!Inside(now, operand.view, 0, plan.total * size, role)) return false;
-    Touch(now, operand.view.addr, static_cast<uint32_t>(plan.total * size), write, role);
+    Touch(now, Space::kUb, operand.view.addr, static_cast<uint32_t>(plan.total * size), write,
+          role);
     return true;
   }
   // Bounds first, so that nothing is recorded of an instruction that isn't executed.
@@ -160,8 +161,8 @@ bool Access(const Instruction& now, const Operand& operand, const Plan& plan, bo
             if (active >> lane & 1) bytes |= lane_bytes << (lane * size);
           }
         }
-        TouchBlock(now, (operand.view.addr + static_cast<uint32_t>(offset)) / kBlock, bytes, write,
-                   role);
+        TouchBlock(now, Space::kUb, (operand.view.addr + static_cast<uint32_t>(offset)) / kBlock,
+                   bytes, write, role);
       }
     }
   }

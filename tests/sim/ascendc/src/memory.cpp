@@ -120,12 +120,9 @@ bool WrittenBack(const Instruction& now, const Use& before) {
 // done.
 bool DroppedSince(const Core& core, uint64_t address, const Use& before) {
   const auto known = [&](const Drop& drop) {
-    if (!drop.happened) return false;
+    if (!drop.foreign) return false;
     if (before.core == core.index) return before.clock <= drop.own[before.pipe];
-    const auto& foreign = drop.meetings < core.foreign_history.size()
-                              ? core.foreign_history[drop.meetings]
-                              : core.foreign;
-    return before.clock <= foreign[before.core][before.pipe];
+    return before.clock <= (*drop.foreign)[before.core][before.pipe];
   };
   const auto line = core.dropped.find(address & ~static_cast<uint64_t>(kCacheLine - 1));
   return known(core.all_dropped) || (line != core.dropped.end() && known(line->second));
@@ -136,9 +133,10 @@ void ReportConflict(const Instruction& now, const Range& range, uint64_t address
   const Core& other = CoreAt(before.core);
   const std::string where = Where(other, before.pipe, before.clock);
   if (before.core != now.core.index) {
-    Report(now.site, "gm-race", "%s %s %s[%llu], which core %u %s at %s, with no SyncAll between",
+    Report(now.site, "gm-race",
+           "%s %s %s[%llu], which core %s %s at %s, with no SyncAll or cross-core flag between",
            now.name, write ? "writes" : "reads", range.name.c_str(),
-           static_cast<unsigned long long>(address - range.begin), before.core,
+           static_cast<unsigned long long>(address - range.begin), NameOf(other).c_str(),
            before.write ? "wrote" : "read", where.c_str());
   } else if (before.pipe == now.pipe) {
     ReportKind(now.site, "gm-order", before.pipe,
@@ -162,16 +160,17 @@ void CheckCache(const Instruction& now, const Range& range, uint64_t address, co
   const Core& writer = CoreAt(before.core);
   if (before.pipe == kS && !WrittenBack(now, before)) {
     Report(now.site, "gm-cache",
-           "%s uses %s[%llu], which SetValue at %s left in the data cache of core %u; "
+           "%s uses %s[%llu], which SetValue at %s left in the data cache of core %s; "
            "DataCacheCleanAndInvalid is missing after it",
            now.name, range.name.c_str(), static_cast<unsigned long long>(address - range.begin),
-           Where(writer, kS, before.clock).c_str(), before.core);
+           Where(writer, kS, before.clock).c_str(), NameOf(writer).c_str());
   } else if (now.pipe == kS && !DroppedSince(now.core, address, before)) {
     Report(now.site, "gm-cache",
-           "%s may find an old copy of %s[%llu] in the data cache: %s of core %u wrote it at %s; "
+           "%s may find an old copy of %s[%llu] in the data cache: %s of core %s wrote it at %s; "
            "DataCacheCleanAndInvalid is missing before it",
            now.name, range.name.c_str(), static_cast<unsigned long long>(address - range.begin),
-           kPipeNames[before.pipe], before.core, Where(writer, before.pipe, before.clock).c_str());
+           kPipeNames[before.pipe], NameOf(writer).c_str(),
+           Where(writer, before.pipe, before.clock).c_str());
   }
 }
 
@@ -185,10 +184,10 @@ void CheckSharedLine(const Instruction& now, const Range& range, uint64_t addres
   if (harmless) return;
   Report(
       now.site, "gm-line",
-      "%s writes %s[%llu] in a 64-byte line that %s of core %u writes at %s; SetValue writes back "
+      "%s writes %s[%llu] in a 64-byte line that %s of core %s writes at %s; SetValue writes back "
       "whole lines, so one of the two is lost",
       now.name, range.name.c_str(), static_cast<unsigned long long>(address - range.begin),
-      kPipeNames[before.pipe], before.core,
+      kPipeNames[before.pipe], NameOf(CoreAt(before.core)).c_str(),
       Where(CoreAt(before.core), before.pipe, before.clock).c_str());
 }
 
@@ -290,30 +289,98 @@ void TrackGarbage(const Instruction& now, Range& range, uint64_t address, uint64
   });
 }
 
-// ---- Unified buffer
+// ---- The core's own memories
 // ------------------------------------------------------------------------------
 
-void ReportHazard(const Instruction& now, uint32_t block, bool write, const char* role, int pipe,
-                  Clock clock, bool wrote) {
+// The rules of UB and those of the cube core's memories have names of their own.
+const char* RuleOf(Space space, const char* of_ub, const char* of_cube) {
+  return space == Space::kUb ? of_ub : of_cube;
+}
+
+const char* NameOf(Space space) { return kSpaceNames[static_cast<size_t>(space)]; }
+
+void ReportHazard(const Instruction& now, Space space, uint32_t block, bool write, const char* role,
+                  int pipe, Clock clock, bool wrote) {
   const std::string where = Where(now.core, pipe, clock);
+  const char* rule = RuleOf(space, "ub-order", "cube-order");
   if (pipe == now.pipe) {
-    ReportKind(now.site, "ub-order", pipe,
-               "%s %s %s at UB %u, which %s %s at %s; PipeBarrier<PIPE_%s> is missing", now.name,
-               write ? "writes" : "reads", role, block * kBlock, kPipeNames[pipe],
+    ReportKind(now.site, rule, pipe,
+               "%s %s %s at %s %u, which %s %s at %s; PipeBarrier<PIPE_%s> is missing", now.name,
+               write ? "writes" : "reads", role, NameOf(space), block * kBlock, kPipeNames[pipe],
                wrote ? "wrote" : "read", where.c_str(), kPipeNames[pipe]);
   } else {
-    ReportKind(now.site, "ub-order", pipe,
-               "%s %s %s at UB %u, which %s %s at %s; SetFlag and WaitFlag<%s_%s> are missing",
-               now.name, write ? "writes" : "reads", role, block * kBlock, kPipeNames[pipe],
-               wrote ? "wrote" : "read", where.c_str(), kPipeNames[pipe], kPipeNames[now.pipe]);
+    ReportKind(now.site, rule, pipe,
+               "%s %s %s at %s %u, which %s %s at %s; SetFlag and WaitFlag<%s_%s> are missing",
+               now.name, write ? "writes" : "reads", role, NameOf(space), block * kBlock,
+               kPipeNames[pipe], wrote ? "wrote" : "read", where.c_str(), kPipeNames[pipe],
+               kPipeNames[now.pipe]);
+  }
+}
+
+int SlotOf(Space space, Pipe pipe) {
+  const Pipe* slots = kPipeOfSlot[static_cast<size_t>(space)];
+  int slot = 0;
+  while (slots[slot] != pipe) ++slot;
+  return slot;
+}
+
+// Records an access and reports what it isn't ordered with.
+void TrackOrder(const Instruction& now, Space space, uint32_t block, uint32_t mask, bool write,
+                const char* role) {
+  LocalMemory& memory = now.core.Memory(space);
+  BlockState& state = memory.blocks[block];
+  memory.touched_blocks = std::max(memory.touched_blocks, block + 1);
+  const Knowledge& known = now.core.known[now.pipe];
+  const int mine = SlotOf(space, now.pipe);
+  for (int slot = 0; slot < kSlots; ++slot) {
+    const Pipe pipe = kPipeOfSlot[static_cast<size_t>(space)][slot];
+    const Clock done = known[static_cast<size_t>(pipe)];
+    const bool own = slot == mine;
+    if ((state.write_mask[slot] & mask) && state.write_clock[slot] > done &&
+        !(own && state.write_clock[slot] == now.clock)) {
+      ReportHazard(now, space, block, write, role, pipe, state.write_clock[slot], true);
+    }
+    if (write && (state.read_mask[slot] & mask) && state.read_clock[slot] > done &&
+        !(own && state.read_clock[slot] == now.clock)) {
+      ReportHazard(now, space, block, write, role, pipe, state.read_clock[slot], false);
+    }
+  }
+  if (write) {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      state.write_mask[slot] &= ~mask;
+      state.read_mask[slot] &= ~mask;
+    }
+    state.write_mask[mine] |= mask;
+    state.write_clock[mine] = now.clock;
+  } else {
+    state.read_mask[mine] |= mask;
+    state.read_clock[mine] = now.clock;
+  }
+}
+
+// Visits the blocks of [addr, addr + bytes) with the mask of the bytes inside.
+template <typename Visit>
+void ForBlocks(uint32_t addr, uint32_t bytes, Visit visit) {
+  const uint32_t end = addr + bytes;
+  for (uint32_t at = addr; at < end;) {
+    const uint32_t block = at / kBlock;
+    const uint32_t stop = std::min(end, (block + 1) * kBlock);
+    visit(block, MaskOf(at % kBlock, stop - block * kBlock));
+    at = stop;
   }
 }
 
 }  // namespace
 
-bool Usable(const Instruction& instruction, const UbView& view, const char* role) {
+bool Usable(const Instruction& instruction, const LocalView& view, const char* role,
+            Space expected) {
   if (view.end == 0) {
     Report(instruction.site, "tensor", "%s: %s was never given memory", instruction.name, role);
+    return false;
+  }
+  if (view.space != expected) {
+    Report(instruction.site, "position", "%s: %s lies in %s, expected %s", instruction.name, role,
+           NameOf(view.space), NameOf(expected));
     return false;
   }
   if (view.buffer == 0) return true;
@@ -331,81 +398,66 @@ bool Usable(const Instruction& instruction, const UbView& view, const char* role
   return true;  // the memory is there, so the run can go on
 }
 
-bool Inside(const Instruction& instruction, const UbView& view, int64_t offset, int64_t bytes,
+bool Inside(const Instruction& instruction, const LocalView& view, int64_t offset, int64_t bytes,
             const char* role) {
   const int64_t from = int64_t{view.addr} + offset;
   if (from >= view.begin && from + bytes <= view.end) return true;
-  Report(instruction.site, "ub-bounds",
+  Report(instruction.site, RuleOf(view.space, "ub-bounds", "cube-bounds"),
          "%s: %s uses bytes [%lld, %lld) of a tensor that has [0, %u)", instruction.name, role,
          static_cast<long long>(from - view.begin),
          static_cast<long long>(from - view.begin + bytes), view.end - view.begin);
   return false;
 }
 
-bool Aligned(const Instruction& instruction, const UbView& view, int64_t alignment,
+bool Aligned(const Instruction& instruction, const LocalView& view, int64_t alignment,
              const char* role) {
   if (view.addr % static_cast<uint32_t>(alignment) == 0) return true;
-  Report(instruction.site, "ub-alignment",
-         "%s: %s starts at UB %u, expected a multiple of %lld bytes", instruction.name, role,
-         view.addr, static_cast<long long>(alignment));
+  Report(instruction.site, RuleOf(view.space, "ub-alignment", "cube-alignment"),
+         "%s: %s starts at %s %u, expected a multiple of %lld bytes", instruction.name, role,
+         NameOf(view.space), view.addr, static_cast<long long>(alignment));
   return false;
 }
 
-void TouchBlock(const Instruction& now, uint32_t block, uint32_t mask, bool write,
+void CheckInitialised(const Instruction& now, Space space, uint32_t block, uint32_t mask,
+                      const char* role) {
+  uint32_t& initialised = now.core.Memory(space).initialised[block];
+  const uint32_t garbage = mask & ~initialised;
+  if (!garbage) return;
+  Report(now.site, RuleOf(space, "ub-garbage", "cube-garbage"),
+         "%s reads %s at %s %u, which nobody has written", now.name, role, NameOf(space),
+         block * kBlock + static_cast<uint32_t>(__builtin_ctz(garbage)));
+  initialised |= mask;  // once is enough
+}
+
+void TouchBlock(const Instruction& now, Space space, uint32_t block, uint32_t mask, bool write,
                 const char* role) {
-  Core& core = now.core;
-  BlockState& state = core.blocks[block];
-  core.touched_blocks = std::max(core.touched_blocks, block + 1);
-  const Knowledge& known = core.known[now.pipe];
-  for (int pipe = 0; pipe < kPipes; ++pipe) {
-    const bool own = pipe == now.pipe;
-    if ((state.write_mask[pipe] & mask) && state.write_clock[pipe] > known[pipe] &&
-        !(own && state.write_clock[pipe] == now.clock)) {
-      ReportHazard(now, block, write, role, pipe, state.write_clock[pipe], true);
-    }
-    if (write && (state.read_mask[pipe] & mask) && state.read_clock[pipe] > known[pipe] &&
-        !(own && state.read_clock[pipe] == now.clock)) {
-      ReportHazard(now, block, write, role, pipe, state.read_clock[pipe], false);
-    }
-  }
+  TrackOrder(now, space, block, mask, write, role);
   if (write) {
-    for (int pipe = 0; pipe < kPipes; ++pipe) {
-      state.write_mask[pipe] &= ~mask;
-      state.read_mask[pipe] &= ~mask;
-    }
-    state.write_mask[now.pipe] |= mask;
-    state.write_clock[now.pipe] = now.clock;
-    core.initialised[block] |= mask;
+    now.core.Memory(space).initialised[block] |= mask;
   } else {
-    state.read_mask[now.pipe] |= mask;
-    state.read_clock[now.pipe] = now.clock;
-    if (const uint32_t garbage = mask & ~core.initialised[block]) {
-      Report(now.site, "ub-garbage", "%s reads %s at UB %u, which nobody has written", now.name,
-             role, block * kBlock + static_cast<uint32_t>(__builtin_ctz(garbage)));
-      core.initialised[block] |= mask;  // once is enough
-    }
+    CheckInitialised(now, space, block, mask, role);
   }
 }
 
-void Touch(const Instruction& now, uint32_t addr, uint32_t bytes, bool write, const char* role) {
-  const uint32_t end = addr + bytes;
-  for (uint32_t at = addr; at < end;) {
-    const uint32_t block = at / kBlock;
-    const uint32_t stop = std::min(end, (block + 1) * kBlock);
-    TouchBlock(now, block, MaskOf(at % kBlock, stop - block * kBlock), write, role);
-    at = stop;
-  }
+void Touch(const Instruction& now, Space space, uint32_t addr, uint32_t bytes, bool write,
+           const char* role) {
+  ForBlocks(addr, bytes, [&](uint32_t block, uint32_t mask) {
+    TouchBlock(now, space, block, mask, write, role);
+  });
 }
 
-void Poison(Core& core, uint32_t addr, uint32_t bytes) {
-  std::memset(core.ub + addr, 0xff, bytes);
-  const uint32_t end = addr + bytes;
-  for (uint32_t at = addr; at < end;) {
-    const uint32_t block = at / kBlock;
-    const uint32_t stop = std::min(end, (block + 1) * kBlock);
-    core.initialised[block] &= ~MaskOf(at % kBlock, stop - block * kBlock);
-    at = stop;
-  }
+void TouchUnread(const Instruction& now, Space space, uint32_t addr, uint32_t bytes,
+                 const char* role) {
+  ForBlocks(addr, bytes, [&](uint32_t block, uint32_t mask) {
+    TrackOrder(now, space, block, mask, false, role);
+  });
+}
+
+void Poison(Core& core, Space space, uint32_t addr, uint32_t bytes) {
+  LocalMemory& memory = core.Memory(space);
+  std::memset(memory.bytes.get() + addr, 0xff, bytes);
+  ForBlocks(addr, bytes,
+            [&](uint32_t block, uint32_t mask) { memory.initialised[block] &= ~mask; });
 }
 
 bool TouchGm(const Instruction& now, const GmView& view, int64_t offset, int64_t bytes,
@@ -470,7 +522,8 @@ void MarkWrittenBack(const Instruction& now, uint64_t line) {
 
 void CleanLines(const Instruction& now, uint64_t address, bool whole_cache) {
   Core& core = now.core;
-  const Drop drop{core.known[kS], static_cast<uint32_t>(core.foreign_history.size()), true};
+  if (!core.foreign_snapshot) core.foreign_snapshot = std::make_shared<Foreign>(core.foreign);
+  const Drop drop{core.known[kS], core.foreign_snapshot};
   if (whole_cache) {
     for (const auto& [line, site] : core.dirty) MarkWrittenBack(now, line);
     core.all_dropped = drop;

@@ -5,10 +5,16 @@
 
 namespace sim {
 
-// Sizes and limits of a 910B vector core, from its public specification (NPU architecture 2201).
+// Sizes and limits of a 910B's cores, from its public specification (NPU architecture 2201).
 constexpr uint32_t kUbBytes = 192 * 1024;
+constexpr uint32_t kL1Bytes = 512 * 1024;
+constexpr uint32_t kL0Bytes = 64 * 1024;  // L0A and L0B each
+constexpr uint32_t kL0cBytes = 128 * 1024;
+constexpr uint32_t kL1AlwaysReserved = 256;
 constexpr uint32_t kUbAlwaysReserved = 256;  // kept by the framework at the end of UB
-constexpr uint32_t kBlock = 32;              // bytes: the unit of UB access
+constexpr uint32_t kBlock = 32;              // bytes: the unit of access to UB and L1
+constexpr uint32_t kFractal = 512;  // bytes of 16 rows of 32 bytes: the unit of L0A and L0B
+constexpr int64_t kSide = 16;       // rows of a fractal
 constexpr uint32_t kUbBlocks = kUbBytes / kBlock;
 constexpr uint32_t kRepeatBytes = 256;  // bytes that a vector instruction handles in one repeat
 constexpr int64_t kMaxRepeat = 255;
@@ -22,6 +28,13 @@ constexpr int64_t kMaxPadPiece = 2097151;   // blockLen of DataCopyPad in bytes
 constexpr int64_t kMaxPiece = 65535;        // blockLen of DataCopy in blocks
 constexpr int64_t kMaxGap = 65535;          // its gaps in blocks
 constexpr int64_t kMaxPadGap = 0xffffffff;  // gaps of DataCopyPad
+constexpr int64_t kMaxField = 65535;        // of a 16-bit field
+constexpr int64_t kMaxNzRows = 16384;       // rows and strides of a copy to NZ
+constexpr int64_t kMaxFill = 32767;         // repeats, blocks and gap of InitConstValue
+constexpr int64_t kMaxMmad = 4095;          // m, n and k
+constexpr int64_t kMaxNdRows = 8192;        // mSize of Fixpipe to ROW_MAJOR
+constexpr int64_t kMaxNdGap = 512;          // its srcNdStride
+constexpr int64_t kOrderedProducts = 10;    // (m / 16) * (n / 16) from which on Mmads stay in order
 constexpr int64_t kCacheLine = 64;          // of the scalar unit's data cache
 constexpr int64_t kCrossCoreFlags = 16;
 constexpr int64_t kCrossCoreLimit = 15;    // a flag's counter
@@ -42,12 +55,20 @@ constexpr int64_t kGmBurst = 32;           // bytes: the smallest transfer
 constexpr int64_t kReadLatency = 500;      // from the last piece's start until it is in UB
 constexpr int64_t kWriteLatency = 300;     // from the last piece's start until GM has it
 constexpr int64_t kUbBytesPerCycle = 256;  // UB to UB
-constexpr int64_t kFlagCycles = 8;         // from SetFlag to the waiting pipe
-constexpr int64_t kScalarUbCycles = 6;     // GetValue, SetValue on UB
-constexpr int64_t kCacheHitCycles = 6;     // scalar access to GM
+constexpr int64_t kL0aBytesPerCycle = 256;
+constexpr int64_t kL0bBytesPerCycle = 128;
+constexpr int64_t kLoadStart = 4;
+constexpr int64_t kLoadLatency = 28;
+constexpr int64_t kMmadStart = 8;
+constexpr int64_t kMmadLatency = 48;
+constexpr int64_t kFixpipeElements = 64;  // for each cycle
+constexpr int64_t kFlagCycles = 8;        // from SetFlag to the waiting pipe
+constexpr int64_t kScalarUbCycles = 6;    // GetValue, SetValue on UB
+constexpr int64_t kCacheHitCycles = 6;    // scalar access to GM
 constexpr int64_t kCacheMissCycles = 400;
 constexpr int64_t kCacheCleanCycles = 100;
 constexpr int64_t kSyncAllCycles = 600;
+constexpr int64_t kGroupFlagCycles = 200;  // a flag between the cores of a group
 
 // Cycles for each repeat.
 constexpr int64_t kPlainCycles = 1;

@@ -11,31 +11,34 @@ namespace {
 using AscendC::HardEvent;
 using AscendC::TPosition;
 
-const char* const kEventNames[kEvents] = {"MTE2_V",    "V_MTE2",    "MTE3_V", "V_MTE3",
-                                          "MTE3_MTE2", "MTE2_MTE3", "S_V",    "V_S",
-                                          "S_MTE2",    "MTE2_S",    "S_MTE3", "MTE3_S"};
+struct EventPipes {
+  const char* name;
+  Pipe from;
+  Pipe to;
+};
+#define SIM_EVENT(from, to) {#from "_" #to, PipeOf(PIPE_##from), PipeOf(PIPE_##to)}
+
+// In the order of HardEvent.
+const EventPipes& PipesOf(HardEvent event) {
+  static const EventPipes pipes[kEvents] = {
+      SIM_EVENT(MTE2, MTE1), SIM_EVENT(MTE1, MTE2), SIM_EVENT(MTE1, M), SIM_EVENT(M, MTE1),
+      SIM_EVENT(MTE2, V),    SIM_EVENT(V, MTE2),    SIM_EVENT(MTE3, V), SIM_EVENT(V, MTE3),
+      SIM_EVENT(MTE2, M),    SIM_EVENT(M, MTE2),    SIM_EVENT(M, FIX),  SIM_EVENT(FIX, M),
+      SIM_EVENT(MTE3, MTE2), SIM_EVENT(MTE2, MTE3), SIM_EVENT(S, V),    SIM_EVENT(V, S),
+      SIM_EVENT(S, MTE2),    SIM_EVENT(MTE2, S),    SIM_EVENT(S, MTE3), SIM_EVENT(MTE3, S),
+      SIM_EVENT(MTE2, FIX),  SIM_EVENT(FIX, MTE2),  SIM_EVENT(FIX, S),  SIM_EVENT(M, S),
+      SIM_EVENT(MTE1, FIX),  SIM_EVENT(FIX, MTE1),
+  };
+  return pipes[static_cast<int>(event)];
+}
 
 int Index(HardEvent event) { return static_cast<int>(event); }
-
-Pipe SourceOf(HardEvent event) {
-  static const Pipe pipes[kEvents] = {kMte2, kV, kMte3, kV,    kMte3, kMte2,
-                                      kS,    kV, kS,    kMte2, kS,    kMte3};
-  return pipes[Index(event)];
-}
-
-Pipe DestinationOf(HardEvent event) {
-  static const Pipe pipes[kEvents] = {kV, kMte2, kV,    kMte3, kMte2, kMte3,
-                                      kV, kS,    kMte2, kS,    kMte3, kS};
-  return pipes[Index(event)];
-}
+const char* NameOf(HardEvent event) { return PipesOf(event).name; }
+Pipe SourceOf(HardEvent event) { return PipesOf(event).from; }
+Pipe DestinationOf(HardEvent event) { return PipesOf(event).to; }
 
 // What can't be continued from.
 [[noreturn]] void Fail() { throw Abandon{}; }
-
-void ScalarWork(Core& core, int64_t cycles) {
-  core.now += static_cast<uint64_t>(cycles);
-  core.counters.busy_cycles[kS] += static_cast<uint64_t>(cycles);
-}
 
 int TakeId(Core& core, HardEvent event, Site site) {
   uint8_t& taken = core.taken[Index(event)];
@@ -45,8 +48,8 @@ int TakeId(Core& core, HardEvent event, Site site) {
       return id;
     }
   }
-  Report(site, "event-id", "no %s id is free: queues and AllocEventID hold all %lld",
-         kEventNames[Index(event)], static_cast<long long>(kEventIds));
+  Report(site, "event-id", "no %s id is free: queues and AllocEventID hold all %lld", NameOf(event),
+         static_cast<long long>(kEventIds));
   Fail();
 }
 
@@ -63,7 +66,7 @@ Queue& QueueOf(Core& core, int queue, const char* call, Site site) {
 }
 
 // The buffer of a tensor that the queue lent out, or null.
-Buffer* Lent(Core& core, int queue, const UbView& tensor, const char* call, Site site) {
+Buffer* Lent(Core& core, int queue, const LocalView& tensor, const char* call, Site site) {
   if (tensor.buffer == 0 || tensor.buffer >= core.buffers.size() ||
       core.buffers[tensor.buffer].queue != queue) {
     Report(site, "queue-order", "%s of a tensor that isn't from this queue", call);
@@ -78,36 +81,58 @@ Buffer* Lent(Core& core, int queue, const UbView& tensor, const char* call, Site
   return &buffer;
 }
 
-UbView Lend(const Core& core, uint32_t index) {
+LocalView Lend(const Core& core, uint32_t index) {
   const Buffer& buffer = core.buffers[index];
-  return {buffer.begin, buffer.begin, buffer.end, index, buffer.generation};
+  return {buffer.begin, buffer.begin, buffer.end, index, buffer.generation, buffer.space};
 }
 
-// Takes `bytes` of UB, rounded up to whole blocks.
-uint32_t NewBuffer(Core& core, uint32_t bytes, Site site) {
+// What kernels may use of a memory.
+uint32_t UsableBytes(Space space) {
+  const uint32_t bytes = kSpaceBytes[static_cast<size_t>(space)];
+  if (space == Space::kL1) return bytes - kL1AlwaysReserved;
+  if (space != Space::kUb) return bytes;
+  return bytes - kUbAlwaysReserved - static_cast<uint32_t>(Setting("ub_reserved"));
+}
+
+const char* CapacityRule(Space space) {
+  return space == Space::kUb ? "ub-capacity" : "cube-capacity";
+}
+
+void RequireSpace(const Core& core, Space space, const char* call, Site site) {
+  if (HasSpace(core.place.kind, space)) return;
+  Report(site, "core-kind", "%s in %s, which %s doesn't have", call,
+         kSpaceNames[static_cast<size_t>(space)], NameOf(core.place.kind));
+  Fail();
+}
+
+// Takes `bytes` of a memory, rounded up to whole blocks.
+uint32_t NewBuffer(Core& core, Space space, uint32_t bytes, Site site) {
   if (!core.pipe) {
     Report(site, "pipe", "InitBuffer on a TPipe that is gone");
     Fail();
   }
-  const uint32_t usable =
-      kUbBytes - kUbAlwaysReserved - static_cast<uint32_t>(Setting("ub_reserved"));
+  RequireSpace(core, space, "InitBuffer", site);
+  LocalMemory& memory = core.Memory(space);
+  const uint32_t usable = UsableBytes(space);
   const uint64_t rounded = (uint64_t{bytes} + kBlock - 1) / kBlock * kBlock;
-  if (bytes == 0) Report(site, "ub-capacity", "InitBuffer of 0 bytes");
-  if (core.ub_used + rounded > usable) {
-    Report(site, "ub-capacity",
-           "InitBuffer of %u bytes makes %llu in all, but UB has %u for kernels", bytes,
-           static_cast<unsigned long long>(core.ub_used + rounded), usable);
+  if (bytes == 0) Report(site, CapacityRule(space), "InitBuffer of 0 bytes");
+  if (memory.used + rounded > usable) {
+    Report(site, CapacityRule(space),
+           "InitBuffer of %u bytes makes %llu in all, but %s has %u for kernels", bytes,
+           static_cast<unsigned long long>(memory.used + rounded),
+           kSpaceNames[static_cast<size_t>(space)], usable);
     Fail();
   }
   if (++core.pipe_buffers > kMaxBuffers) {
     Report(site, "pipe-buffers", "more than %lld buffers", static_cast<long long>(kMaxBuffers));
   }
   Buffer buffer;
-  buffer.begin = core.ub_used;
-  buffer.end = core.ub_used + static_cast<uint32_t>(rounded);
+  buffer.space = space;
+  buffer.begin = memory.used;
+  buffer.end = memory.used + static_cast<uint32_t>(rounded);
   buffer.site = site;
-  core.ub_used = buffer.end;
-  Poison(core, buffer.begin, buffer.end - buffer.begin);
+  memory.used = buffer.end;
+  Poison(core, space, buffer.begin, buffer.end - buffer.begin);
   core.buffers.push_back(buffer);
   return static_cast<uint32_t>(core.buffers.size() - 1);
 }
@@ -148,7 +173,7 @@ void PipeReset(Site site) {
     buffer.site = site;
   }
   core.queues.clear();
-  core.ub_used = 0;
+  for (LocalMemory& memory : core.memory) memory.used = 0;
   core.pipe_buffers = 0;
   BarrierAll(core);
 }
@@ -160,42 +185,67 @@ void PipeDestroy(Site site) {
 
 void* CurrentPipe() { return Self().pipe; }
 
-UbView InitTBuf(uint32_t bytes, Site site) {
+LocalView InitTBuf(TPosition position, uint32_t bytes, Site site) {
   Core& core = Self();
-  const uint32_t index = NewBuffer(core, bytes, site);
+  const uint32_t index = NewBuffer(core, SpaceOf(position), bytes, site);
   core.buffers[index].state = BufferState::kTBuf;
   return Lend(core, index);
 }
 
-UbView PlaceTensor(uint32_t addr, uint64_t bytes, Site site) {
-  const uint32_t usable =
-      kUbBytes - kUbAlwaysReserved - static_cast<uint32_t>(Setting("ub_reserved"));
+LocalView PlaceTensor(TPosition position, uint32_t addr, uint64_t bytes, Site site) {
+  const Space space = SpaceOf(position);
+  RequireSpace(Self(), space, "a tensor", site);
+  const uint32_t usable = UsableBytes(space);
   if (addr + bytes > usable) {
-    Report(site, "ub-capacity", "a tensor at UB %u with %llu bytes, but UB has %u for kernels",
-           addr, static_cast<unsigned long long>(bytes), usable);
+    const char* name = kSpaceNames[static_cast<size_t>(space)];
+    Report(site, CapacityRule(space),
+           "a tensor at %s %u with %llu bytes, but %s has %u for kernels", name, addr,
+           static_cast<unsigned long long>(bytes), name, usable);
     Fail();
   }
-  return {addr, addr, static_cast<uint32_t>(addr + bytes), 0, 0};
+  return {addr, addr, static_cast<uint32_t>(addr + bytes), 0, 0, space};
 }
 
 // ---- Queues
 // --------------------------------------------------------------------------------------
 
+namespace {
+
+// Which flags a queue sets when a tensor is filled and when it is free again.
+bool SetEvents(Queue& queue, TPosition src, TPosition dst) {
+  struct Kind {
+    TPosition src;
+    TPosition dst;
+    HardEvent filled;
+    HardEvent freed;
+  };
+  static const Kind kinds[] = {
+      {TPosition::VECIN, TPosition::VECIN, HardEvent::MTE2_V, HardEvent::V_MTE2},
+      {TPosition::VECOUT, TPosition::VECOUT, HardEvent::V_MTE3, HardEvent::MTE3_V},
+      {TPosition::VECIN, TPosition::VECOUT, HardEvent::MTE2_MTE3, HardEvent::MTE3_MTE2},
+      {TPosition::A1, TPosition::A1, HardEvent::MTE2_MTE1, HardEvent::MTE1_MTE2},
+      {TPosition::B1, TPosition::B1, HardEvent::MTE2_MTE1, HardEvent::MTE1_MTE2},
+      {TPosition::A2, TPosition::A2, HardEvent::MTE1_M, HardEvent::M_MTE1},
+      {TPosition::B2, TPosition::B2, HardEvent::MTE1_M, HardEvent::M_MTE1},
+      {TPosition::CO1, TPosition::CO1, HardEvent::M_FIX, HardEvent::FIX_M},
+  };
+  for (const Kind& kind : kinds) {
+    if (kind.src != src || kind.dst != dst) continue;
+    queue.filled = kind.filled;
+    queue.freed = kind.freed;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 int InitQueue(TPosition src, TPosition dst, int32_t depth, int64_t num, uint32_t bytes, Site site) {
   Core& core = Self();
   Queue queue;
   queue.depth = depth;
-  if (src == TPosition::VECIN && dst == TPosition::VECIN) {
-    queue.filled = HardEvent::MTE2_V;
-    queue.freed = HardEvent::V_MTE2;
-  } else if (src == TPosition::VECOUT && dst == TPosition::VECOUT) {
-    queue.filled = HardEvent::V_MTE3;
-    queue.freed = HardEvent::MTE3_V;
-  } else if (src == TPosition::VECIN && dst == TPosition::VECOUT) {
-    queue.filled = HardEvent::MTE2_MTE3;
-    queue.freed = HardEvent::MTE3_MTE2;
-  } else {
-    Report(site, "queue-order", "a queue from VECOUT to VECIN");
+  if (!SetEvents(queue, src, dst)) {
+    Report(site, "queue-order", "no queue leads from the one position to the other");
     Fail();
   }
   queue.place = static_cast<int>(src);
@@ -212,7 +262,7 @@ int InitQueue(TPosition src, TPosition dst, int32_t depth, int64_t num, uint32_t
            static_cast<long long>(at_place), static_cast<long long>(kMaxBuffersPerPlace));
   }
   for (int64_t i = 0; i < num; ++i) {
-    const uint32_t index = NewBuffer(core, bytes, site);
+    const uint32_t index = NewBuffer(core, SpaceOf(src), bytes, site);
     core.buffers[index].state = BufferState::kIdle;
     core.buffers[index].queue = static_cast<int>(core.queues.size());
     queue.buffers.push_back(index);
@@ -221,7 +271,7 @@ int InitQueue(TPosition src, TPosition dst, int32_t depth, int64_t num, uint32_t
   return static_cast<int>(core.queues.size() - 1);
 }
 
-UbView QueueAlloc(int id, Site site) {
+LocalView QueueAlloc(int id, Site site) {
   Core& core = Self();
   Queue& queue = QueueOf(core, id, "AllocTensor", site);
   ScalarWork(core, kIssueCycles);
@@ -238,7 +288,7 @@ UbView QueueAlloc(int id, Site site) {
     }
     buffer.state = BufferState::kAllocated;
     buffer.site = site;
-    Poison(core, buffer.begin, buffer.end - buffer.begin);
+    Poison(core, buffer.space, buffer.begin, buffer.end - buffer.begin);
     return Lend(core, index);
   }
   Report(site, "queue-order", "AllocTensor: all %zu buffers of the queue are in use",
@@ -246,7 +296,7 @@ UbView QueueAlloc(int id, Site site) {
   Fail();
 }
 
-bool QueueEnque(int id, const UbView& tensor, Site site) {
+bool QueueEnque(int id, const LocalView& tensor, Site site) {
   Core& core = Self();
   Queue& queue = QueueOf(core, id, "EnQue", site);
   Buffer* buffer = Lent(core, id, tensor, "EnQue", site);
@@ -270,7 +320,7 @@ bool QueueEnque(int id, const UbView& tensor, Site site) {
   return true;
 }
 
-UbView QueueDeque(int id, Site site) {
+LocalView QueueDeque(int id, Site site) {
   Core& core = Self();
   Queue& queue = QueueOf(core, id, "DeQue", site);
   if (queue.waiting.empty()) {
@@ -289,7 +339,7 @@ UbView QueueDeque(int id, Site site) {
   return Lend(core, index);
 }
 
-void QueueFree(int id, const UbView& tensor, Site site) {
+void QueueFree(int id, const LocalView& tensor, Site site) {
   Core& core = Self();
   Queue& queue = QueueOf(core, id, "FreeTensor", site);
   Buffer* buffer = Lent(core, id, tensor, "FreeTensor", site);
@@ -349,7 +399,7 @@ int8_t FetchEvent(HardEvent event, Site site) {
       return static_cast<int8_t>(id);
     }
   }
-  Report(site, "event-id", "FetchEventID: no %s id is free", kEventNames[Index(event)]);
+  Report(site, "event-id", "FetchEventID: no %s id is free", NameOf(event));
   Fail();
 }
 
@@ -364,7 +414,7 @@ void ReleaseEvent(HardEvent event, int64_t id, Site site) {
   Core& core = Self();
   if (id < 0 || id >= kEventIds || !(core.user_taken[Index(event)] & (1 << id))) {
     Report(site, "event-id", "ReleaseEventID<%s>(%lld), which AllocEventID didn't give",
-           kEventNames[Index(event)], static_cast<long long>(id));
+           NameOf(event), static_cast<long long>(id));
     return;
   }
   core.user_taken[Index(event)] = static_cast<uint8_t>(core.user_taken[Index(event)] & ~(1 << id));
@@ -376,7 +426,12 @@ namespace {
 // Whether a kernel may use the id: one that it was given, or one below the reserved two that no
 // queue holds.
 bool MayUse(const Core& core, HardEvent event, int64_t id, const char* call, Site site) {
-  const char* name = kEventNames[Index(event)];
+  const char* name = NameOf(event);
+  const Kind kind = core.place.kind;
+  if (!HasPipe(kind, SourceOf(event)) || !HasPipe(kind, DestinationOf(event))) {
+    Report(site, "core-kind", "%s<%s>, but %s doesn't have both pipes", call, name, NameOf(kind));
+    return false;
+  }
   if (id < 0 || id >= kEventIds) {
     Report(site, "event-id", "%s<%s>(%lld), expected an id from 0 to 7", call, name,
            static_cast<long long>(id));
@@ -407,7 +462,7 @@ void SetFlag(HardEvent event, int64_t id, Site site) {
   Flag& flag = core.flags[Index(event)][id];
   if (flag.set) {
     Report(site, "event-twice", "SetFlag<%s>(%lld) again, with no WaitFlag since line %d",
-           kEventNames[Index(event)], static_cast<long long>(id), flag.site.line);
+           NameOf(event), static_cast<long long>(id), flag.site.line);
   }
   flag = {true, Send(core, SourceOf(event)), site};
 }
@@ -419,185 +474,28 @@ void WaitFlag(HardEvent event, int64_t id, Site site) {
   Flag& flag = core.flags[Index(event)][id];
   if (!flag.set) {
     Report(site, "event-wait", "WaitFlag<%s>(%lld) with no SetFlag before it waits for ever",
-           kEventNames[Index(event)], static_cast<long long>(id));
+           NameOf(event), static_cast<long long>(id));
     return;
   }
   flag.set = false;
   Receive(core, DestinationOf(event), flag.signal);
 }
 
-void PipeBarrier(pipe_t pipe, Site) {
+void PipeBarrier(pipe_t pipe, Site site) {
   Core& core = Self();
   ScalarWork(core, kIssueCycles);
   if (pipe == PIPE_ALL) {
     BarrierAll(core);
     return;
   }
-  const Pipe on = pipe == PIPE_V ? kV : pipe == PIPE_MTE2 ? kMte2 : kMte3;
+  const Pipe on = PipeOf(pipe);
+  if (!HasPipe(core.place.kind, on)) {
+    Report(site, "core-kind", "PipeBarrier<PIPE_%s>, which %s doesn't have", kPipeNames[on],
+           NameOf(core.place.kind));
+    return;
+  }
   core.known[on][on] = core.count[on];
   core.line[on].ready = std::max(core.line[on].ready, core.line[on].done);
-}
-
-// ---- Between cores
-// -------------------------------------------------------------------------------
-
-namespace {
-
-// A signal that every core gives and every core waits for. `given[i]` counts core i's.
-struct Rendezvous {
-  struct Round {
-    uint32_t arrived = 0;
-    std::array<Knowledge, SIM_MAX_CORES> knowledge{};
-    uint64_t time = 0;
-  };
-  std::deque<Round> rounds;
-  std::array<int64_t, SIM_MAX_CORES> given{};
-  std::array<int64_t, SIM_MAX_CORES> taken{};
-  uint32_t members = 0;
-};
-
-// 0 to 15 are the flags of CrossCoreSetFlag, then the two SyncAll.
-constexpr int kHardSync = kCrossCoreFlags;
-constexpr int kSoftSync = kCrossCoreFlags + 1;
-Rendezvous g_rendezvous[kCrossCoreFlags + 2];
-
-// What all cores are known to have finished when this core's signal is given.
-void Give(Core& core, int which, const Signal& signal, uint32_t members) {
-  Rendezvous& meeting = g_rendezvous[which];
-  const size_t number = static_cast<size_t>(meeting.given[core.index]++);
-  while (meeting.rounds.size() <= number) meeting.rounds.emplace_back();
-  Rendezvous::Round& round = meeting.rounds[number];
-  meeting.members = members;
-  ++round.arrived;
-  for (uint32_t other = 0; other < LaunchCores(); ++other) {
-    const Knowledge& known = other == core.index ? signal.knowledge : core.foreign[other];
-    for (int pipe = 0; pipe < kPipes; ++pipe) {
-      round.knowledge[other][pipe] = std::max(round.knowledge[other][pipe], known[pipe]);
-    }
-  }
-  round.time = std::max(round.time, signal.time);
-}
-
-struct Wait {
-  int which;
-  uint32_t core;
-};
-
-bool Complete(void* context) {
-  const Wait& wait = *static_cast<Wait*>(context);
-  const Rendezvous& meeting = g_rendezvous[wait.which];
-  const size_t number = static_cast<size_t>(meeting.taken[wait.core]);
-  return number < meeting.rounds.size() && meeting.rounds[number].arrived >= meeting.members;
-}
-
-void Take(int which, const char* call, int64_t cycles, Site site) {
-  const uint32_t index = Self().index;
-  Wait wait{which, index};
-  WaitUntil(Complete, &wait, call, site);
-  Core& core = Self();
-  Rendezvous& meeting = g_rendezvous[which];
-  const Rendezvous::Round& round = meeting.rounds[static_cast<size_t>(meeting.taken[index]++)];
-  core.foreign_history.push_back(core.foreign);
-  for (uint32_t other = 0; other < LaunchCores(); ++other) {
-    for (int pipe = 0; pipe < kPipes; ++pipe) {
-      core.foreign[other][pipe] = std::max(core.foreign[other][pipe], round.knowledge[other][pipe]);
-    }
-  }
-  core.now = std::max(core.now, round.time + static_cast<uint64_t>(cycles));
-}
-
-void RequireMixed(const Core& core, const char* call, Site site) {
-  if (core.kernel_type == AscendC::KERNEL_TYPE_MIX_AIV_1_0) return;
-  Report(site, "kernel-type",
-         "%s in a kernel that isn't mixed hangs: state "
-         "KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIV_1_0)",
-         call);
-}
-
-}  // namespace
-
-void StartRendezvous() {
-  for (Rendezvous& meeting : g_rendezvous) meeting = Rendezvous{};
-}
-
-void SyncAll(bool aiv_only, Site site) {
-  Core& core = Self();
-  RequireMixed(core, "SyncAll", site);
-  if (!aiv_only) {
-    Report(site, "deadlock", "SyncAll<false> waits for cube cores, which this kernel has none of");
-    Fail();
-  }
-  BarrierAll(core);
-  Give(core, kHardSync, Send(core, kMte3), LaunchCores());
-  Take(kHardSync, "SyncAll", kSyncAllCycles, site);
-}
-
-void SyncAllSoft(const GmView& workspace, const UbView& local, int64_t used_cores, Site site) {
-  Core& core = Self();
-  const int64_t cores = LaunchCores();
-  if (used_cores < 0 || used_cores > cores) {
-    Report(site, "sync-all", "SyncAll of %lld cores in a launch of %lld",
-           static_cast<long long>(used_cores), static_cast<long long>(cores));
-    Fail();
-  }
-  BarrierAll(core);
-  {
-    Instruction poll("SyncAll", kMte2, site);
-    const int64_t bytes = 32 * cores;
-    if (Usable(poll, local, "ubWorkspace") && Aligned(poll, local, kBlock, "ubWorkspace") &&
-        Inside(poll, local, 0, bytes, "ubWorkspace")) {
-      Touch(poll, local.addr, static_cast<uint32_t>(bytes), true, "ubWorkspace");
-    }
-    CheckSyncWorkspace(poll, workspace, bytes);
-  }
-  BarrierAll(core);
-  Give(core, kSoftSync, Send(core, kMte3),
-       static_cast<uint32_t>(used_cores == 0 ? cores : used_cores));
-  Take(kSoftSync, "SyncAll", 2 * kSyncAllCycles, site);
-}
-
-void CrossCoreSet(int mode, pipe_t pipe, int64_t id, Site site) {
-  Core& core = Self();
-  RequireMixed(core, "CrossCoreSetFlag", site);
-  if (mode != 0) {
-    Report(site, "cross-core",
-           "CrossCoreSetFlag of mode %d needs cube cores, which this kernel has "
-           "none of",
-           mode);
-    Fail();
-  }
-  if (id >= kCrossCoreFlags) {
-    Report(site, "cross-core", "CrossCoreSetFlag(%lld), expected an id from 0 to 15",
-           static_cast<long long>(id));
-    Fail();
-  }
-  if (id >= kFirstSyncAllFlag && id <= kLastSyncAllFlag) {
-    Report(site, "cross-core", "CrossCoreSetFlag(%lld): SyncAll uses 11 to 14",
-           static_cast<long long>(id));
-  }
-  ScalarWork(core, kIssueCycles);
-  core.cross_site[id] = site;
-  if (++core.cross_set[id] - core.cross_waited[id] > kCrossCoreLimit) {
-    Report(site, "cross-core",
-           "CrossCoreSetFlag(%lld) is %lld ahead of CrossCoreWaitFlag, at most %lld",
-           static_cast<long long>(id),
-           static_cast<long long>(core.cross_set[id] - core.cross_waited[id]),
-           static_cast<long long>(kCrossCoreLimit));
-  }
-  const Pipe from = pipe == PIPE_V ? kV : pipe == PIPE_MTE2 ? kMte2 : kMte3;
-  Give(core, static_cast<int>(id), Send(core, from), LaunchCores());
-}
-
-void CrossCoreWait(int64_t id, Site site) {
-  Core& core = Self();
-  RequireMixed(core, "CrossCoreWaitFlag", site);
-  if (id >= kCrossCoreFlags) {
-    Report(site, "cross-core", "CrossCoreWaitFlag(%lld), expected an id from 0 to 15",
-           static_cast<long long>(id));
-    Fail();
-  }
-  ++core.cross_waited[id];
-  Take(static_cast<int>(id), "CrossCoreWaitFlag", kSyncAllCycles, site);
 }
 
 }  // namespace sim

@@ -136,7 +136,7 @@ void WholeReduce(const char* name, ReduceOp op, const Operand& dst, const Operan
     GetLanes(core, src, plan, repeat, value);
     const Extreme result = ReduceLanes(op, value, plan.At(repeat), 0, plan.lanes, src.type);
     const uint32_t addr = dst.view.addr + static_cast<uint32_t>(repeat * step);
-    Touch(now, addr, static_cast<uint32_t>(unit), true, "dst");
+    Touch(now, Space::kUb, addr, static_cast<uint32_t>(unit), true, "dst");
     switch (order) {
       case ReduceOrder::ORDER_VALUE_INDEX:
         PutValue(core, addr, result.value, src.type);
@@ -184,7 +184,7 @@ void GroupReduce(const char* name, ReduceOp op, int64_t group, const Operand& ds
       const int64_t offset = repeat * step + i * size;
       if (!Inside(now, dst.view, offset, size, "dst")) return;
       const uint32_t addr = dst.view.addr + static_cast<uint32_t>(offset);
-      Touch(now, addr, static_cast<uint32_t>(size), true, "dst");
+      Touch(now, Space::kUb, addr, static_cast<uint32_t>(size), true, "dst");
       const Extreme result = ReduceLanes(op, value, mask, i * per_group, per_group, src.type);
       PutValue(core, addr, result.value, src.type);
       last = offset + size;
@@ -225,9 +225,10 @@ void FullReduce(const char* name, ReduceOp op, const Operand& dst, const Operand
     return;
   }
   Core& core = now.core;
-  Touch(now, work.view.addr, static_cast<uint32_t>(needed * size), true, "sharedTmpBuffer");
-  Poison(core, work.view.addr, static_cast<uint32_t>(needed * size));
-  Touch(now, dst.view.addr, static_cast<uint32_t>(unit), true, "dst");
+  Touch(now, Space::kUb, work.view.addr, static_cast<uint32_t>(needed * size), true,
+        "sharedTmpBuffer");
+  Poison(core, Space::kUb, work.view.addr, static_cast<uint32_t>(needed * size));
+  Touch(now, Space::kUb, dst.view.addr, static_cast<uint32_t>(unit), true, "dst");
   // Rounds depend on each other, so the pipe runs empty between them.
   SpendRepeats(now, std::max<int64_t>(repeats, 1), kWholeReduceCycles);
   core.line[kV].free = core.line[kV].done;

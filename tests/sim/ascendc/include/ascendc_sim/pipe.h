@@ -7,7 +7,8 @@
 namespace AscendC {
 
 // A queue between two stages. `src` fills a tensor, `dst` consumes it: VECIN stands for GM -> UB by
-// MTE2, VECOUT for UB -> GM by MTE3, and both compute on V on their other side.
+// MTE2, VECOUT for UB -> GM by MTE3, and both compute on V on their other side. A1 and B1 stand for
+// GM -> L1, A2 and B2 for L1 -> L0, CO1 for the product on its way to GM.
 template <TPosition src, TPosition dst, int32_t depth, int32_t mask = 0>
 class TQueBind {
   static_assert(depth > 0,
@@ -51,15 +52,20 @@ class TQueBind {
 
 template <TPosition position, int32_t depth, int32_t mask = 0>
 class TQue : public TQueBind<position, position, depth, mask> {
-  static_assert(position == TPosition::VECIN || position == TPosition::VECOUT,
-                "TQue: a vector core has queues at VECIN and VECOUT");
+  static_assert(position == TPosition::VECIN || position == TPosition::VECOUT ||
+                    position == TPosition::A1 || position == TPosition::B1 ||
+                    position == TPosition::A2 || position == TPosition::B2 ||
+                    position == TPosition::CO1,
+                "TQue: a vector core has queues at VECIN and VECOUT, a cube core at A1, B1, A2, B2 "
+                "and CO1");
 };
 
 template <TPosition position = TPosition::VECCALC>
 class TBuf {
   static_assert(position == TPosition::VECCALC || position == TPosition::VECIN ||
-                    position == TPosition::VECOUT,
-                "TBuf: a vector core has buffers at VECCALC, VECIN and VECOUT");
+                    position == TPosition::VECOUT || sim::SpaceOf(position) != sim::Space::kUb,
+                "TBuf: a vector core has buffers at VECCALC, VECIN and VECOUT, a cube core at A1, "
+                "B1, C1, A2, B2 and CO1");
 
  public:
   template <typename T>
@@ -75,7 +81,7 @@ class TBuf {
   // `size` in elements, `offset` in bytes.
   template <typename T>
   LocalTensor<T> GetWithOffset(uint32_t size, uint32_t offset) {
-    sim::UbView part = view_;
+    sim::LocalView part = view_;
     part.addr += offset;
     part.begin = part.addr;
     const uint64_t end = part.addr + uint64_t{size} * sizeof(T);
@@ -87,7 +93,7 @@ class TBuf {
 
  private:
   friend class TPipe;
-  sim::UbView view_;
+  sim::LocalView view_;
 };
 
 class TPipe {
@@ -113,7 +119,7 @@ class TPipe {
 
   template <TPosition position>
   bool InitBuffer(TBuf<position>& buffer, uint32_t len, SIM_SITE) {
-    buffer.view_ = sim::InitTBuf(len, SIM_HERE);
+    buffer.view_ = sim::InitTBuf(position, len, SIM_HERE);
     return true;
   }
 

@@ -59,14 +59,37 @@ constexpr bool kIsOneOf = (std::is_same_v<T, Allowed> || ...);
   static_assert(sim::kIsOneOf<T, __VA_ARGS__>, \
                 name ": the 910B vector core has this instruction for " #__VA_ARGS__ " only")
 
-// A part of the unified buffer: where it starts, and what it may touch. `buffer` and `generation`
+// The memories of a core: a vector core has the unified buffer, a cube core the others.
+enum class Space : uint8_t { kUb, kL1, kL0a, kL0b, kL0c };
+constexpr int kSpaces = 5;
+
+constexpr Space SpaceOf(AscendC::TPosition position) {
+  using AscendC::TPosition;
+  switch (position) {
+    case TPosition::A1:
+    case TPosition::B1:
+    case TPosition::C1:
+      return Space::kL1;
+    case TPosition::A2:
+      return Space::kL0a;
+    case TPosition::B2:
+      return Space::kL0b;
+    case TPosition::CO1:
+      return Space::kL0c;
+    default:
+      return Space::kUb;
+  }
+}
+
+// A part of a core's memory: where it starts, and what it may touch. `buffer` and `generation`
 // name the TPipe buffer that it belongs to; buffer 0 is none (tensors placed by address).
-struct UbView {
+struct LocalView {
   uint32_t addr = 0;
   uint32_t begin = 0;
   uint32_t end = 0;
   uint32_t buffer = 0;
   uint32_t generation = 0;
+  Space space = Space::kUb;
 };
 
 // A part of global memory: where it starts, the address given to SetGlobalBuffer, and the end that
@@ -83,7 +106,7 @@ struct Strides {
 };
 
 struct Operand {
-  UbView view;
+  LocalView view;
   Type type;
   Strides strides;
 };
@@ -170,12 +193,12 @@ void SetVectorMask(uint64_t high, uint64_t low);
 void SetVectorMaskLength(int64_t length, uint64_t lanes, Site site);
 void ResetMask();
 
-// Copies. The GM side is dense or has gaps in bytes; the UB side is cut into 32-byte blocks.
+// Copies. The GM side is dense or has gaps in bytes; the local side is cut into 32-byte blocks.
 struct CopyShape {
   int64_t blocks;      // number of pieces
   int64_t bytes;       // length of a piece
   int64_t gm_gap;      // bytes between two pieces in GM, from tail to head
-  int64_t ub_gap;      // 32-byte blocks between two pieces in UB, from tail to head
+  int64_t local_gap;   // 32-byte blocks between two local pieces, from tail to head
   int64_t element;     // sizeof(T)
   bool padded;         // DataCopyPad: a piece need not be a multiple of 32 bytes
   bool pad_value_set;  // the value below fills paddings and the tail of the last block
@@ -184,17 +207,79 @@ struct CopyShape {
   uint64_t pad_value;
 };
 
-void CopyIn(const char* name, const UbView& dst, const GmView& src, const CopyShape& shape,
+void CopyIn(const char* name, const LocalView& dst, const GmView& src, const CopyShape& shape,
             Site site);
-void CopyOut(const char* name, const GmView& dst, const UbView& src, const CopyShape& shape,
+void CopyOut(const char* name, const GmView& dst, const LocalView& src, const CopyShape& shape,
              Site site);
-void CopyLocal(const UbView& dst, const UbView& src, int64_t blocks, int64_t length,
+void CopyLocal(const LocalView& dst, const LocalView& src, int64_t blocks, int64_t length,
                int64_t src_gap, int64_t dst_gap, Site site);
+
+// Copies of matrices into L1, with strides as Nd2NzParams has them.
+struct NzShape {
+  int64_t matrices;
+  int64_t rows;
+  int64_t columns;
+  int64_t src_matrix_stride;  // elements
+  int64_t src_row_stride;     // elements
+  int64_t dst_column_stride;  // 32-byte blocks between columns of blocks
+  int64_t dst_row_stride;     // 32-byte blocks
+  int64_t dst_matrix_stride;  // elements
+  int64_t element;            // sizeof(T)
+};
+void CopyNdToNz(const LocalView& dst, const GmView& src, const NzShape& shape, Site site);
+
+// Fractals of 512 bytes from L1 to L0A or L0B. A square is as many fractals as give one that can be
+// transposed.
+struct FractalShape {
+  int64_t first;  // start, in squares
+  int64_t repeat;
+  int64_t src_stride;    // squares, from head to head
+  int64_t dst_gap;       // fractals, from tail to head
+  int64_t dst_part_gap;  // fractals between those of one square, from tail to head
+  bool transpose;
+  int64_t addr_mode;
+  int64_t element;  // sizeof(T)
+};
+void LoadFractals(const char* name, const LocalView& dst, const LocalView& src,
+                  const FractalShape& shape, Site site);
+void FillConstant(const LocalView& dst, int64_t repeat, int64_t blocks, int64_t gap, uint64_t value,
+                  int64_t element, Site site);
+
+// c = a * b, or c += a * b.
+struct MmadShape {
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  bool initialise;     // c starts as zero
+  bool from_bias;      // c starts as what lies in the bias table
+  bool align_k_to_16;  // of float
+  int64_t unit_flag;
+};
+void Mmad(const LocalView& c, const LocalView& a, const LocalView& b, Type type,
+          const MmadShape& shape, Site site);
+
+// L0C to GM.
+struct FixpipeShape {
+  int64_t n;
+  int64_t m;
+  int64_t src_stride;  // 64-byte rows between columns of fractals
+  int64_t dst_stride;  // ND: elements of a row; NZ: 32-byte blocks between columns of fractals
+  int64_t matrices;
+  int64_t src_matrix_stride;  // fractals of 1024 bytes
+  int64_t dst_matrix_stride;  // elements
+  bool nz;
+  bool relu;
+  bool split_channels;
+  QuantMode_t quant;
+  int64_t unit_flag;
+};
+void Fixpipe(const GmView& dst, const LocalView& src, Type type, const FixpipeShape& shape,
+             Site site);
 
 // Scalar access.
 GmView GmTensor(const void* base, uint64_t bytes, Site site);
-void ReadUb(const UbView& view, void* out, int64_t bytes, Site site);
-void WriteUb(const UbView& view, const void* in, int64_t bytes, Site site);
+void ReadLocal(const LocalView& view, void* out, int64_t bytes, Site site);
+void WriteLocal(const LocalView& view, const void* in, int64_t bytes, Site site);
 void ReadGm(const GmView& view, void* out, int64_t bytes, Site site);
 void WriteGm(const GmView& view, const void* in, int64_t bytes, Site site);
 void CleanAndInvalidate(const GmView& view, bool whole_cache, Site site);
@@ -204,18 +289,18 @@ void PipeInit(void* pipe, Site site);
 void PipeReset(Site site);
 void PipeDestroy(Site site);
 void* CurrentPipe();
-UbView InitTBuf(uint32_t bytes, Site site);
+LocalView InitTBuf(AscendC::TPosition position, uint32_t bytes, Site site);
 int InitQueue(AscendC::TPosition src, AscendC::TPosition dst, int32_t depth, int64_t num,
               uint32_t bytes, Site site);
-UbView QueueAlloc(int queue, Site site);
-bool QueueEnque(int queue, const UbView& tensor, Site site);
-UbView QueueDeque(int queue, Site site);
-void QueueFree(int queue, const UbView& tensor, Site site);
+LocalView QueueAlloc(int queue, Site site);
+bool QueueEnque(int queue, const LocalView& tensor, Site site);
+LocalView QueueDeque(int queue, Site site);
+void QueueFree(int queue, const LocalView& tensor, Site site);
 int32_t QueueCount(int queue, Site site);
 bool QueueVacant(int queue, Site site);
 bool QueueHasIdle(int queue, Site site);
 void QueueFreeAllEvents(int queue, Site site);
-UbView PlaceTensor(uint32_t addr, uint64_t bytes, Site site);
+LocalView PlaceTensor(AscendC::TPosition position, uint32_t addr, uint64_t bytes, Site site);
 
 // Events and barriers.
 int8_t FetchEvent(AscendC::HardEvent event, Site site);
@@ -225,14 +310,18 @@ void SetFlag(AscendC::HardEvent event, int64_t id, Site site);
 void WaitFlag(AscendC::HardEvent event, int64_t id, Site site);
 void PipeBarrier(pipe_t pipe, Site site);
 void SyncAll(bool aiv_only, Site site);
-void SyncAllSoft(const GmView& workspace, const UbView& local, int64_t used_cores, Site site);
+void SyncAllSoft(const GmView& workspace, const LocalView& local, int64_t used_cores, Site site);
 void CrossCoreSet(int mode, pipe_t pipe, int64_t id, Site site);
 void CrossCoreWait(int64_t id, Site site);
 
 // The core that runs.
+bool IsCube();
 int64_t BlockIndex();
 int64_t BlockCount();
+int64_t SubBlockIndex();
+int64_t SubBlockCount();
+int64_t TaskRatio();
 int64_t SystemCycle();
-void SetKernelType(AscendC::KernelMetaType type);
+void SetKernelType(AscendC::KernelMetaType type, Site site);
 
 }  // namespace sim

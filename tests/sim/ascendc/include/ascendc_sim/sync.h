@@ -18,8 +18,6 @@ void WaitFlag(int32_t eventID, SIM_SITE) {
 template <pipe_t pipe>
 void PipeBarrier(SIM_SITE) {
   static_assert(pipe != PIPE_S, "PipeBarrier: PIPE_S is ordered by the hardware");
-  static_assert(pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3 || pipe == PIPE_ALL,
-                "PipeBarrier: a vector core has the pipes V, MTE2 and MTE3");
   sim::PipeBarrier(pipe, SIM_HERE);
 }
 
@@ -36,13 +34,17 @@ void SyncAll(const GlobalTensor<int32_t>& gmWorkspace, const LocalTensor<int32_t
   sim::SyncAllSoft(gmWorkspace.sim_view(), ubWorkspace.sim_view(), usedCores, SIM_HERE);
 }
 
+// Mode 0: all cores of a kind wait for all of them. Mode 1: the AIVs of a group for each other.
+// Mode 2: the AIVs of a group for its AIC, or the AIC for all of them.
 template <uint8_t modeId, pipe_t pipe>
 void CrossCoreSetFlag(uint16_t flagId, SIM_SITE) {
-  static_assert(pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3,
-                "CrossCoreSetFlag: a vector core sets flags on the pipes V, MTE2 and MTE3");
+  static_assert(pipe != PIPE_S && pipe != PIPE_ALL,
+                "CrossCoreSetFlag: a flag is set by one of the pipes V, M, MTE1, MTE2, MTE3, FIX");
+  static_assert(modeId <= 2, "CrossCoreSetFlag: a 910B has the modes 0, 1 and 2");
   sim::CrossCoreSet(modeId, pipe, flagId, SIM_HERE);
 }
 
+// Holds up whatever the core issues afterwards. The 910B ignores mode and pipe.
 template <uint8_t modeId = 0, pipe_t pipe = PIPE_S>
 void CrossCoreWaitFlag(uint16_t flagId, SIM_SITE) {
   sim::CrossCoreWait(flagId, SIM_HERE);

@@ -4,16 +4,24 @@
 #include "runtime.h"
 
 // Stated at the head of a kernel. Instructions between cores need one of the mixed types.
-#define KERNEL_TASK_TYPE_DEFAULT(type) sim::SetKernelType(type)
+#define KERNEL_TASK_TYPE_DEFAULT(type) sim::SetKernelType(type, sim::Site{__FILE__, __LINE__})
+
+// `if ASCEND_IS_AIC { ... }`: the device compiler compiles a kernel once for each kind of core.
+#define ASCEND_IS_AIC (sim::IsCube())
+#define ASCEND_IS_AIV (!sim::IsCube())
 
 namespace AscendC {
 
+// On an AIC the number of its group; on an AIV of a group with two, twice that, plus 0 or 1.
 inline int64_t GetBlockIdx() { return sim::BlockIndex(); }
+// Groups of the launch.
 inline int64_t GetBlockNum() { return sim::BlockCount(); }
-inline int64_t GetSubBlockIdx() { return 0; }
-inline int64_t GetSubBlockNum() { return 1; }
-inline int64_t GetTaskRation() { return 1; }
-inline int64_t GetTaskRatio() { return 1; }
+// Which of its kind in the group.
+inline int64_t GetSubBlockIdx() { return sim::SubBlockIndex(); }
+inline int64_t GetSubBlockNum() { return sim::SubBlockCount(); }
+// Cores of this kind for each group.
+inline int64_t GetTaskRation() { return sim::TaskRatio(); }
+inline int64_t GetTaskRatio() { return sim::TaskRatio(); }
 inline int64_t GetSystemCycle() { return sim::SystemCycle(); }
 
 }  // namespace AscendC

@@ -1,4 +1,4 @@
-// LocalTensor (unified buffer) and GlobalTensor (global memory).
+// LocalTensor (in a memory of the core) and GlobalTensor (global memory).
 #pragma once
 
 #include "runtime.h"
@@ -12,14 +12,14 @@ class LocalTensor {
 
   LocalTensor() = default;
 
-  // Places a tensor of `size` elements at a byte address of the unified buffer, without a TPipe.
+  // Places a tensor of `size` elements at a byte address of its position's memory, without a TPipe.
   LocalTensor(TPosition position, uint32_t addr, uint32_t size, SIM_SITE)
-      : view_(sim::PlaceTensor(addr, uint64_t{size} * sizeof(T), SIM_HERE)),
+      : view_(sim::PlaceTensor(position, addr, uint64_t{size} * sizeof(T), SIM_HERE)),
         size_(size),
         position_(position) {}
 
   // For this library: a tensor over a view that the runtime handed out.
-  LocalTensor(const sim::UbView& view, TPosition position)
+  LocalTensor(const sim::LocalView& view, TPosition position)
       : view_(view), size_((view.end - view.addr) / sizeof(T)), position_(position) {}
 
   LocalTensor operator[](uint32_t offset) const {
@@ -37,14 +37,14 @@ class LocalTensor {
 
   T GetValue(uint32_t index, SIM_SITE) const {
     T value{};
-    sim::ReadUb((*this)[index].view_, &value, sizeof(T), SIM_HERE);
+    sim::ReadLocal((*this)[index].view_, &value, sizeof(T), SIM_HERE);
     return value;
   }
 
   template <typename V>
   void SetValue(uint32_t index, V value, SIM_SITE) const {
     const T converted = static_cast<T>(value);
-    sim::WriteUb((*this)[index].view_, &converted, sizeof(T), SIM_HERE);
+    sim::WriteLocal((*this)[index].view_, &converted, sizeof(T), SIM_HERE);
   }
 
   void SetSize(uint32_t size) { size_ = size; }
@@ -53,13 +53,13 @@ class LocalTensor {
   uint64_t GetPhyAddr() const { return view_.addr; }
   uint64_t GetPhyAddr(uint32_t offset) const { return view_.addr + uint64_t{offset} * sizeof(T); }
 
-  const sim::UbView& sim_view() const { return view_; }
+  const sim::LocalView& sim_view() const { return view_; }
   sim::Operand sim_operand(int64_t block = 1, int64_t repeat = 8) const {
     return {view_, sim::TypeOf<T>(), {block, repeat}};
   }
 
  private:
-  sim::UbView view_;
+  sim::LocalView view_;
   uint32_t size_ = 0;
   TPosition position_ = TPosition::VECCALC;
 };

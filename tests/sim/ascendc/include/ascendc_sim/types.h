@@ -35,6 +35,9 @@ enum event_t {
   EVENT_ID7,
 };
 
+// What Fixpipe does with the values on their way. The modes with a scale are left out.
+enum QuantMode_t { NoQuant, F322F16, F322BF16 };
+
 namespace sim {
 
 inline uint32_t BitsOf(float value) {
@@ -141,12 +144,20 @@ enum class TPosition : uint8_t {
 };
 using QuePosition = TPosition;
 
-// Named source_destination. Only those between the pipes of a vector core can be used here.
+// Named source_destination. Those between pipes that no core has together are left out.
 enum class HardEvent : uint8_t {
+  MTE2_MTE1,
+  MTE1_MTE2,
+  MTE1_M,
+  M_MTE1,
   MTE2_V,
   V_MTE2,
   MTE3_V,
   V_MTE3,
+  MTE2_M,
+  M_MTE2,
+  M_FIX,
+  FIX_M,
   MTE3_MTE2,
   MTE2_MTE3,
   S_V,
@@ -155,6 +166,12 @@ enum class HardEvent : uint8_t {
   MTE2_S,
   S_MTE3,
   MTE3_S,
+  MTE2_FIX,
+  FIX_MTE2,
+  FIX_S,
+  M_S,
+  MTE1_FIX,
+  FIX_MTE1,
   MAX,
 };
 
@@ -196,6 +213,13 @@ enum KernelMetaType : uint8_t {
   KERNEL_TYPE_MIX_AIC_1_2,
   KERNEL_TYPE_MAX,
 };
+
+// How Fixpipe leaves a matrix in GM.
+enum class CO2Layout : uint8_t { NZ = 0, ROW_MAJOR, COLUMN_MAJOR };
+
+// The two kinds of core that a mixed kernel runs on.
+constexpr int32_t AIC = 1;
+constexpr int32_t AIV = 2;
 
 // Stands for a mask given earlier with SetVectorMask, in calls with isSetMask = false.
 constexpr uint64_t MASK_PLACEHOLDER = 0;

@@ -1,0 +1,88 @@
+"""The cube core's instructions compute what they are documented to."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.sim.harness import HERE, Kernel, Result, launch, read, write
+
+SHAPES = [(16, 16, 16), (128, 128, 128), (1, 16, 48), (5, 48, 64), (33, 80, 40), (64, 16, 200)]
+
+
+@cache
+def kernel(name: str) -> Kernel:
+    return Kernel(HERE / "kernels" / "matmul.cpp", name)
+
+
+def as_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Cut float32 values to bfloat16, as its bits."""
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def from_bfloat16(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape, dtype=np.float32)
+
+
+def product(name: str, m: int, n: int, k: int, dtype: str, out: type = np.float32) -> np.ndarray:
+    """Run a kernel and compare it with numpy; return what it wrote."""
+    turned = name.endswith("turned")
+    a, b = random(m, k), random(n, k)
+    if dtype == "bfloat16":
+        a, b = (from_bfloat16(as_bfloat16(x)) for x in (a, b))
+    elif dtype == "half":
+        a, b = (x.astype(np.float16).astype(np.float32) for x in (a, b))
+    stored = [a, np.ascontiguousarray(b.T) if turned else b]
+    if dtype == "bfloat16":
+        stored = [as_bfloat16(x) for x in stored]
+    elif dtype == "half":
+        stored = [x.astype(np.float16) for x in stored]
+    c = np.zeros((m, n), dtype=out)
+    result = launch(kernel(name), 1, read(stored[0]), read(stored[1]), write(c), m, n, k)
+    assert result.violations == ()
+    wide = from_bfloat16(c) if out == np.uint16 else c.astype(np.float32)
+    expected = a.astype(np.float64) @ b.astype(np.float64).T
+    tolerance = {np.float32: 1e-5, np.float16: 2.0**-10, np.uint16: 2.0**-8}[out]
+    assert np.abs(wide - expected).max() <= tolerance * np.abs(expected).max()
+    return c
+
+
+@pytest.mark.parametrize("dtype", ["half", "bfloat16", "float"])
+@pytest.mark.parametrize("side", ["straight", "turned"])
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_the_product_is_that_of_the_matrices(dtype: str, side: str, m: int, n: int, k: int) -> None:
+    if m == 1:
+        m = 2
+    product(f"{dtype}_{side}", m, n, k, dtype)
+
+
+@pytest.mark.parametrize(("to", "out"), [("half", np.float16), ("bfloat16", np.uint16)])
+def test_fixpipe_rounds_to_the_type_of_the_output(to: str, out: type) -> None:
+    product(f"half_to_{to}", 33, 48, 64, "half", out)
+
+
+def doubled(groups: int, seed: int = 0) -> tuple[np.ndarray, Result]:
+    n, k = 48, 64
+    a, b = (random(rows, k).astype(np.float16) for rows in (16 * groups, n))
+    c, out = (np.zeros((16 * groups, n), dtype=np.float32) for _ in range(2))
+    arguments = (read(a), read(b), write(c, "workspace"), write(out, "out"), n, k)
+    result = launch(kernel("doubled_product"), groups, *arguments, seed=seed)
+    expected = 2 * (a.astype(np.float64) @ b.astype(np.float64).T)
+    assert np.abs(out - expected).max() <= 1e-5 * np.abs(expected).max()
+    return out, result
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_mixed_kernel_hands_results_from_cube_to_vector_cores(seed: int) -> None:
+    out, result = doubled(24, seed)
+
+    assert result.violations == ()
+    assert (out == doubled(24)[0]).all()
+    assert sum(core.is_cube for core in result.counters.cores) == 24
+    assert len(result.counters.cores) == 72
