@@ -9,7 +9,19 @@ constexpr int64_t kFloat = 4;
 constexpr int64_t kRepeatLanes = 64;  // floats of one vector repeat
 constexpr int64_t kBlockLanes = 8;    // floats of one 32-byte block
 constexpr int64_t kSumRows = 16;      // partial sums of weighted values
-constexpr int64_t kLaneBuffers = 9;
+constexpr int64_t kLaneBuffers = 8;
+constexpr int64_t kSoftmaxLaneBuffers = 10;
+
+// The cube core multiplies fractals of 16 x 16 elements of 16 bits.
+constexpr int64_t kHalf = 2;
+constexpr int64_t kSide = 16;
+constexpr int64_t kL0Bytes = 64 * 1024;    // of L0A, of L0B
+constexpr int64_t kL0cBytes = 128 * 1024;  // of L0C
+
+// Of a square of 128 x 128 the left factor, the right one (head_dim 128) and the sums each fill
+// half of their memory, so that two are in flight.
+constexpr int64_t kMostCubeRows = 128;
+constexpr int64_t kMostCubeTile = 128;
 
 // Splitting costs a write and a read of one state per row and piece, 0.2 percent of the keys' and
 // values' bytes in decode. It pays while there are fewer than this many row blocks per core: with
@@ -45,7 +57,129 @@ AttentionStep choose_step(int64_t head_dim, int64_t head_dim_v, int64_t element_
                     "vector core");
 }
 
+bool fits_cube(int64_t head_dim, int64_t head_dim_v, const CubeStep& step) {
+  const int64_t l0 = step.tile * std::max(step.rows, kSide) * kHalf;
+  const int64_t l0c = step.rows * std::max(step.tile, head_dim_v) * kFloat;
+  return l0 <= kL0Bytes / 2 && l0c <= kL0cBytes / 2 &&
+         attention_l1_bytes(head_dim, head_dim_v, step) <= kUsableL1 &&
+         softmax_ub_bytes(head_dim_v, step) <= kUsableUb;
+}
+
+// Row blocks if every sequence fills its blocks; each may leave one block partly empty.
+int64_t count_row_blocks(const AttentionTilingData& tiling) {
+  const int64_t group = tiling.num_heads / tiling.num_kv_heads;
+  const int64_t per_head = ceil_div(tiling.num_tokens * group, tiling.max_rows);
+  return std::max(per_head, tiling.batch * ceil_div(group, tiling.max_rows)) * tiling.num_kv_heads;
+}
+
+int64_t states_bytes(const AttentionTilingData& tiling) {
+  const int64_t states = tiling.num_tokens * tiling.num_heads * tiling.max_pieces;
+  return states * (tiling.value.head_dim + kStateTail) * kFloat;
+}
+
+LaunchPlan<AttentionTilingData> plan_vector(AttentionTilingData tiling, const std::string& dtype,
+                                            const Soc& soc) {
+  const int64_t element_size = dtype == "float32" ? 4 : 2;
+  const AttentionStep step = choose_step(tiling.key.head_dim, tiling.value.head_dim, element_size);
+  tiling.tile = step.tile;
+  tiling.max_rows = step.rows;
+  const int64_t row_blocks = count_row_blocks(tiling);
+  const int64_t workspace = states_bytes(tiling);
+  tiling.split = tiling.max_pieces > 1 && row_blocks < kEnoughBlocksPerCore * soc.vector_cores &&
+                 workspace <= kWorkspaceLimit;
+  const int64_t units = tiling.split ? row_blocks * tiling.max_pieces : row_blocks;
+  return {"attention", "paged_attention_" + dtype, tiling,
+          std::clamp<int64_t>(units, 1, soc.vector_cores), tiling.split ? workspace : 0};
+}
+
+// Elements of `width` in equal parts of at most `most`, each whole fractals.
+int64_t equal_parts(int64_t width, int64_t most) {
+  const int64_t parts = ceil_div(width, most / kSide * kSide);
+  return ceil_div(ceil_div(width, parts), kSide) * kSide;
+}
+
+// The largest step of the cube that fits all its memories and the vector cores' unified buffer, or
+// nothing. More rows cross fewer keys and values from GM to L1, so rows go first.
+std::optional<CubeStep> choose_cube_step(const AttentionTilingData& shape) {
+  const int64_t group = shape.num_heads / shape.num_kv_heads;
+  const int64_t wanted = shape.has_query_start_loc ? shape.num_tokens * group : group;
+  for (int64_t rows = kMostCubeRows; rows >= kSide; rows /= 2) {
+    if (rows / 2 >= wanted && rows > kSide) continue;
+    for (int64_t tile = kMostCubeTile; tile >= kSide; tile /= 2) {
+      for (int64_t softmax_rows : {32, 16, 8}) {
+        const CubeStep step = {rows, tile, softmax_rows};
+        if (softmax_rows <= rows / 2 && fits_cube(shape.key.head_dim, shape.value.head_dim, step)) {
+          return step;
+        }
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+// Bytes of workspace through which a group's cores exchange scores, weights and products, twice
+// each; and its verdicts.
+int64_t exchange_bytes(const AttentionTilingData& tiling) {
+  const int64_t per_row = kPiece * (kFloat + kHalf) + tiling.value.head_dim * kFloat;
+  return 2 * tiling.max_rows * per_row + kVerdicts * kFloat;
+}
+
+// Pieces of a row block are spread over groups where that costs little: a state per row and piece
+// is nothing beside the keys and values of a piece while there are few rows.
+bool splits_on_groups(const AttentionTilingData& tiling, const Soc& soc) {
+  const int64_t group = tiling.num_heads / tiling.num_kv_heads;
+  const bool few_rows = tiling.num_tokens * group <= kSide * tiling.batch;
+  return few_rows && tiling.max_pieces > 1 &&
+         count_row_blocks(tiling) < kEnoughBlocksPerCore * soc.cube_cores &&
+         states_bytes(tiling) <= kWorkspaceLimit;
+}
+
+LaunchPlan<AttentionTilingData> plan_mixed(AttentionTilingData tiling, const std::string& dtype,
+                                           const Soc& soc) {
+  const CubeStep step = *choose_cube_step(tiling);
+  tiling.max_rows = step.rows;
+  tiling.tile = step.tile;
+  tiling.softmax_rows = step.softmax_rows;
+  const int64_t slot = kL0Bytes / 2 / kHalf;
+  tiling.key_columns = equal_parts(tiling.key.head_dim, slot / std::max(step.rows, step.tile));
+  tiling.value_columns = equal_parts(tiling.value.head_dim, slot / step.tile);
+  tiling.exchange_bytes = exchange_bytes(tiling);
+  tiling.split = splits_on_groups(tiling, soc);
+  const int64_t row_blocks = count_row_blocks(tiling);
+  const int64_t units = tiling.split ? row_blocks * tiling.max_pieces : row_blocks;
+  const int64_t groups = std::clamp<int64_t>(units, 1, soc.cube_cores);
+  const int64_t workspace =
+      groups * tiling.exchange_bytes + (tiling.split ? states_bytes(tiling) : 0);
+  return {"attention_mixed", "paged_attention_mixed_" + dtype, tiling, groups, workspace};
+}
+
 }  // namespace
+
+int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, const CubeStep& step) {
+  int64_t bytes = 0;
+  bytes += 2 * step.rows * head_dim * kHalf;                 // queries, twice
+  bytes += 2 * step.tile * (head_dim + head_dim_v) * kHalf;  // keys and values, twice
+  bytes += 2 * step.rows * step.tile * kHalf;                // weights, twice
+  return bytes;
+}
+
+int64_t softmax_ub_bytes(int64_t head_dim_v, const CubeStep& step) {
+  const int64_t share = step.rows / 2;
+  int64_t bytes = 0;
+  bytes += 2 * step.softmax_rows * kPiece * kFloat;  // scores_in, twice
+  bytes += 2 * step.softmax_rows * kPiece * kHalf;   // weights_out, twice
+  bytes += 2 * share * head_dim_v * kFloat;          // products_in, and the total
+  bytes += kSoftmaxLaneBuffers * kRepeatLanes * kFloat;
+  bytes += kRepeatLanes * kBlockLanes * kFloat;                     // factors, broadcast
+  bytes += (2 * kBlockLanes + 2 * kPiece) * kFloat;                 // constants
+  bytes += kRepeatLanes * kFloat + kBlockLanes * kFloat;            // sums of zeros, verdict_out
+  bytes += step.softmax_rows * head_dim_v * kHalf;                  // output_out
+  bytes += step.softmax_rows * kBlockLanes * kFloat;                // lse_out
+  bytes += kRepeatLanes * kFloat;                                   // sinks
+  bytes += 2 * (head_dim_v + kStateTail) * kFloat;                  // state_in, twice
+  bytes += step.softmax_rows * (head_dim_v + kStateTail) * kFloat;  // state_out
+  return bytes;
+}
 
 int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element_size,
                            const AttentionStep& step) {
@@ -67,31 +201,34 @@ int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element
   bytes += kLaneBuffers * kMaxRows * kFloat;
   bytes += rows * kBlockLanes * kFloat;  // factors, broadcast
   bytes += kRepeatLanes * kFloat;        // indices
+  bytes += kRepeatLanes * kFloat;        // sinks
   return bytes;
 }
 
+std::optional<AttentionKernel> named_kernel(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  if (name == "vector") return AttentionKernel::kVector;
+  if (name == "mixed") return AttentionKernel::kMixed;
+  throw Unsupported("the kernel is \"" + name + "\", expected \"vector\" or \"mixed\"");
+}
+
+AttentionKernel choose_attention_kernel(const AttentionTilingData& shape,
+                                        const std::string& dtype) {
+  if (dtype == "float32") return AttentionKernel::kVector;
+  return choose_cube_step(shape).has_value() ? AttentionKernel::kMixed : AttentionKernel::kVector;
+}
+
 LaunchPlan<AttentionTilingData> plan_attention(const AttentionTilingData& shape,
-                                               const std::string& dtype, const Soc& soc) {
+                                               const std::string& dtype, const Soc& soc,
+                                               std::optional<AttentionKernel> wanted) {
   check_head_dim("head_dim", shape.key.head_dim);
   check_head_dim("head_dim of value_cache", shape.value.head_dim);
-  const int64_t element_size = dtype == "float32" ? 4 : 2;
+  AttentionKernel kernel = choose_attention_kernel(shape, dtype);
+  if (wanted != AttentionKernel::kMixed) kernel = AttentionKernel::kVector;
   AttentionTilingData tiling = shape;
-  const AttentionStep step = choose_step(shape.key.head_dim, shape.value.head_dim, element_size);
-  tiling.tile = step.tile;
-  tiling.max_rows = step.rows;
   tiling.max_pieces = ceil_div(shape.max_blocks_per_seq * shape.block_size, kPiece);
-  // Row blocks if every sequence fills its blocks; each may leave one block partly empty.
-  const int64_t group = shape.num_heads / shape.num_kv_heads;
-  const int64_t per_head = ceil_div(shape.num_tokens * group, step.rows);
-  const int64_t row_blocks =
-      std::max(per_head, shape.batch * ceil_div(group, step.rows)) * shape.num_kv_heads;
-  const int64_t states = shape.num_tokens * shape.num_heads * tiling.max_pieces;
-  const int64_t workspace = states * (shape.value.head_dim + kStateTail) * kFloat;
-  tiling.split = tiling.max_pieces > 1 && row_blocks < kEnoughBlocksPerCore * soc.vector_cores &&
-                 workspace <= kWorkspaceLimit;
-  const int64_t units = tiling.split ? row_blocks * tiling.max_pieces : row_blocks;
-  return {"paged_attention_" + dtype, tiling, std::clamp<int64_t>(units, 1, soc.vector_cores),
-          tiling.split ? workspace : 0};
+  return kernel == AttentionKernel::kMixed ? plan_mixed(tiling, dtype, soc)
+                                           : plan_vector(tiling, dtype, soc);
 }
 
 }  // namespace paged

@@ -4,25 +4,58 @@
 // so a captured graph may be replayed for ever.
 #pragma once
 
+#include <optional>
+
 #include "op_host/launch_plan.h"
 #include "op_host/soc.h"
 #include "op_kernel/attention_tiling_data.h"
 
 namespace paged {
 
-// How much of a call one step of a core covers.
+// The kernels of attention. Their results differ in the last bits.
+enum class AttentionKernel {
+  kVector,  // on vector cores alone
+  kMixed,   // on groups of one cube core and two vector cores
+};
+
+// The kernel called "vector" or "mixed"; nothing for an empty name. Throws Unsupported for others.
+std::optional<AttentionKernel> named_kernel(const std::string& name);
+
+// Which kernel a call takes: the mixed one for 16-bit dtypes whose head_dim fits its memories. The
+// cube reads keys and values as fast as two vector cores, and multiplies them hundreds of times
+// faster, so there is no phase in which vector cores alone are quicker; and a row has the same bits
+// in decode and in prefill only if one kernel serves both. In float32 the cube runs at a quarter of
+// its speed or less, and weights and values would take twice the memory: the vector kernel serves
+// it.
+AttentionKernel choose_attention_kernel(const AttentionTilingData& shape, const std::string& dtype);
+
+// How much of a call one step of a vector core covers.
 struct AttentionStep {
   int64_t rows;  // query rows
   int64_t tile;  // keys
 };
 
-// Bytes of unified buffer that the kernel allocates for steps of that size.
+// Bytes of unified buffer that the vector kernel allocates for steps of that size.
 int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element_size,
                            const AttentionStep& step);
 
-// Plans a call. `shape` holds the sizes, strides and options; the fields tile, split and max_pieces
-// are decided here. `dtype` is "float16", "bfloat16" or "float32". Throws Unsupported.
+// How much of a call one step of a group covers: kPiece keys in tiles.
+struct CubeStep {
+  int64_t rows;          // query rows
+  int64_t tile;          // keys in L1 at a time
+  int64_t softmax_rows;  // rows of scores in the unified buffer of a vector core at a time
+};
+
+// Bytes of L1, and of unified buffer, that the mixed kernel allocates for steps of that size.
+int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, const CubeStep& step);
+int64_t softmax_ub_bytes(int64_t head_dim_v, const CubeStep& step);
+
+// Plans a call. `shape` holds the sizes, strides and options; the fields from `tile` to
+// `exchange_bytes` are decided here. `dtype` is "float16", "bfloat16" or "float32". `wanted` asks
+// for a kernel; a call that the mixed one can't serve takes the vector one all the same. Throws
+// Unsupported.
 LaunchPlan<AttentionTilingData> plan_attention(const AttentionTilingData& shape,
-                                               const std::string& dtype, const Soc& soc);
+                                               const std::string& dtype, const Soc& soc,
+                                               std::optional<AttentionKernel> wanted = {});
 
 }  // namespace paged

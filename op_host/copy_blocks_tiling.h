@@ -15,8 +15,8 @@ inline LaunchPlan<CopyBlocksTilingData> plan_copy_blocks(const CopyBlocksTilingD
   tiling.tokens_per_copy = rows_per_copy(widest, element_size, shape.block_size);
   const int64_t parts = shape.num_copies * shape.num_kv_heads;
   const int64_t elements = parts * shape.block_size * (shape.key.head_dim + shape.value.head_dim);
-  return {element_size == 4 ? "paged_copy_blocks_32bit" : "paged_copy_blocks_16bit", tiling,
-          std::clamp<int64_t>(parts, 1, soc.vector_cores), elements * element_size};
+  return {"copy_blocks", element_size == 4 ? "paged_copy_blocks_32bit" : "paged_copy_blocks_16bit",
+          tiling, std::clamp<int64_t>(parts, 1, soc.vector_cores), elements * element_size};
 }
 
 }  // namespace paged

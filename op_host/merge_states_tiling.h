@@ -25,7 +25,8 @@ inline LaunchPlan<MergeStatesTilingData> plan_merge_states(const MergeStatesTili
                       " on the NPU");
   }
   const int64_t units = shape.num_tokens * ((shape.num_heads + kMaxRows - 1) / kMaxRows);
-  return {"paged_merge_states_" + dtype, shape, std::clamp<int64_t>(units, 1, soc.vector_cores), 0};
+  return {"merge_states", "paged_merge_states_" + dtype, shape,
+          std::clamp<int64_t>(units, 1, soc.vector_cores), 0};
 }
 
 }  // namespace paged

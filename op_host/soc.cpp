@@ -7,9 +7,10 @@ namespace {
 // of the 910_93 family the smaller of the two counts is taken: a kernel that leaves cores idle is
 // slower, one that waits for cores that aren't there never ends.
 constexpr Soc kSocs[] = {
-    {"Ascend910B1", 48},    {"Ascend910B2", 48},    {"Ascend910B3", 40},    {"Ascend910B4", 40},
-    {"Ascend910_9362", 40}, {"Ascend910_9372", 40}, {"Ascend910_9381", 40}, {"Ascend910_9382", 40},
-    {"Ascend910_9391", 40}, {"Ascend910_9392", 40},
+    {"Ascend910B1", 24, 48},    {"Ascend910B2", 24, 48},    {"Ascend910B3", 20, 40},
+    {"Ascend910B4", 20, 40},    {"Ascend910_9362", 20, 40}, {"Ascend910_9372", 20, 40},
+    {"Ascend910_9381", 20, 40}, {"Ascend910_9382", 20, 40}, {"Ascend910_9391", 20, 40},
+    {"Ascend910_9392", 20, 40},
 };
 
 }  // namespace

@@ -12,7 +12,7 @@ inline LaunchPlan<WriteKvTilingData> plan_write_kv(const WriteKvTilingData& shap
   WriteKvTilingData tiling = shape;
   const int64_t widest = std::max(shape.key.head_dim, shape.value.head_dim);
   tiling.heads_per_copy = rows_per_copy(widest, element_size, shape.num_kv_heads);
-  return {element_size == 4 ? "paged_write_kv_32bit" : "paged_write_kv_16bit", tiling,
+  return {"write_kv", element_size == 4 ? "paged_write_kv_32bit" : "paged_write_kv_16bit", tiling,
           std::clamp<int64_t>(shape.num_tokens, 1, soc.vector_cores), 0};
 }
 

@@ -12,13 +12,17 @@
 // and the pieces' states are folded in order, whichever core computed them. As in the CPU kernel.
 constexpr int64_t kPiece = 512;
 
-// Query rows (token x head of one KV head's group) that share one walk over the keys. Two Brcb
-// repeats broadcast the factors of 16 rows.
+// Query rows (token x head of one KV head's group) that share one walk over the keys on a vector
+// core alone. Two Brcb repeats broadcast the factors of 16 rows.
 constexpr int64_t kMaxRows = 16;
 
 // Floats of one state in the workspace beyond its accumulator: the maximum and the sum, each a
 // whole 32-byte block, the unit of copies between UB and GM.
 constexpr int64_t kStateTail = 16;
+
+// Floats of the two verdicts of a group's vector cores, each in cache lines of its own.
+constexpr int64_t kVerdictPitch = 32;
+constexpr int64_t kVerdicts = 2 * kVerdictPitch;
 
 struct AttentionTilingData {
   int64_t num_tokens;
@@ -40,10 +44,15 @@ struct AttentionTilingData {
   int64_t has_alibi_slopes;
   int64_t has_sinks;
   int64_t has_lse;
-  int64_t tile;        // keys per step, at most 64
-  int64_t max_rows;    // query rows that share one walk over the keys, at most kMaxRows
+  int64_t tile;        // keys of one tile: at most 64 in UB, at most 128 in L1
+  int64_t max_rows;    // query rows that share one walk over the keys
   int64_t split;       // 1: pieces are spread over the cores, states go through the workspace
   int64_t max_pieces;  // of a sequence that fills its row of block_tables
+  // Of the kernel on cube and vector cores.
+  int64_t key_columns;     // elements of a key that one load of L0 takes
+  int64_t value_columns;   // elements of a value
+  int64_t softmax_rows;    // rows of scores in UB at a time
+  int64_t exchange_bytes;  // of workspace for each group of cores; the states come after them
   float scale;
   float softcap;  // 0: off
 };

@@ -6,9 +6,12 @@
 // through the workspace, and after a barrier of all cores they are folded in order.
 #pragma once
 
+#include "attention_tensors.h"
 #include "attention_tiling_data.h"
 #include "block_walk.h"
 #include "kernel_operator.h"
+#include "piece_states.h"
+#include "row_output.h"
 #include "row_state.h"
 #include "sequence.h"
 #include "visible.h"
@@ -28,20 +31,6 @@ struct Step {
   bool closes_piece;
 };
 
-struct AttentionTensors {
-  GM_ADDR query;
-  GM_ADDR key_cache;
-  GM_ADDR value_cache;
-  GM_ADDR block_tables;
-  GM_ADDR seq_lens;
-  GM_ADDR query_start_loc;
-  GM_ADDR alibi_slopes;
-  GM_ADDR sinks;
-  GM_ADDR output;
-  GM_ADDR lse;
-  GM_ADDR workspace;
-};
-
 template <typename T>
 class AttentionVector {
  public:
@@ -52,9 +41,12 @@ class AttentionVector {
     value_dim_ = tiling.value.head_dim;
     InitGlobal(tensors);
     InitBuffers(pipe);
+    row_output_.Init(tensors, tiling, pipe, tiling.max_rows);
+    piece_states_.Init(tiling, tensors.workspace, pipe, tiling.max_rows);
     sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
     tables_.Init(tiling, tensors.block_tables);
-    units_.Init(tiling, sequences_, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+    units_.Init(tiling, sequences_, AscendC::GetBlockIdx(), AscendC::GetBlockNum(),
+                tiling.num_tokens);
     has_unit_ = false;
     FillConstants();
   }
@@ -76,7 +68,8 @@ class AttentionVector {
     if (tiling_->split != 0) {
       AscendC::PipeBarrier<PIPE_ALL>();
       AscendC::SyncAll();
-      CombineAll();
+      piece_states_.Combine(sequences_, AscendC::GetBlockIdx(), AscendC::GetBlockNum(), row_output_,
+                            total_, scratch_);
     }
   }
 
@@ -87,22 +80,13 @@ class AttentionVector {
     query_.SetGlobalBuffer((__gm__ T*)tensors.query);
     key_cache_.SetGlobalBuffer((__gm__ T*)tensors.key_cache);
     value_cache_.SetGlobalBuffer((__gm__ T*)tensors.value_cache);
-    output_.SetGlobalBuffer((__gm__ T*)tensors.output);
     if (tiling_->has_alibi_slopes != 0) {
       alibi_slopes_.SetGlobalBuffer((__gm__ float*)tensors.alibi_slopes);
     }
-    if (tiling_->has_sinks != 0) {
-      sinks_.SetGlobalBuffer((__gm__ float*)tensors.sinks);
-    }
-    if (tiling_->has_lse != 0) {
-      lse_.SetGlobalBuffer((__gm__ float*)tensors.lse);
-    }
-    if (tiling_->split != 0) {
-      states_.SetGlobalBuffer((__gm__ float*)tensors.workspace);
-    }
   }
 
-  // op_host's UB budget counts these buffers: attention_tiling.cpp, UbBytes.
+  // op_host's UB budget counts these buffers and those of row_output_ and piece_states_:
+  // attention_tiling.cpp, attention_ub_bytes.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
     const int64_t tile = tiling_->tile;
     const int64_t rows = tiling_->max_rows;
@@ -110,10 +94,6 @@ class AttentionVector {
     pipe->InitBuffer(query_in_, 2, rows * key_dim_ * sizeof(T));
     pipe->InitBuffer(key_in_, 2, tile * key_dim_ * sizeof(T));
     pipe->InitBuffer(value_in_, 2, tile * value_dim_ * sizeof(T));
-    pipe->InitBuffer(state_in_, 2, (value_dim_ + kStateTail) * sizeof(float));
-    pipe->InitBuffer(output_out_, 1, rows * value_dim_ * sizeof(T));
-    pipe->InitBuffer(lse_out_, 1, rows * kBlockLanes * sizeof(float));
-    pipe->InitBuffer(state_out_, 1, rows * (value_dim_ + kStateTail) * sizeof(float));
     pipe->InitBuffer(query_buffer_, rows * key_dim_ * sizeof(float));
     if (sizeof(T) != sizeof(float)) {
       pipe->InitBuffer(wide_buffer_, tile * widest * sizeof(float));
@@ -143,7 +123,6 @@ class AttentionVector {
     scratch_ = {lanes[4 * kMaxRows], lanes[5 * kMaxRows], lanes[6 * kMaxRows],
                 factor_buffer_.Get<float>()};
     tile_lanes_ = lanes[7 * kMaxRows];
-    sink_lanes_ = lanes[8 * kMaxRows];
   }
 
   // Lanes beyond a unit's rows are computed along and must hold numbers; 0, 1, 2, ... serve ALiBi.
@@ -196,17 +175,11 @@ class AttentionVector {
     value_in_.EnQue(values);
   }
 
-  // Rows of one token are neighbours in memory: `count` of them from row i on.
-  __aicore__ inline int64_t RowsOfToken(const Unit& unit, int64_t i) const {
-    const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
-    return Smaller(group - (unit.row_begin + i) % group, unit.num_rows - i);
-  }
-
   __aicore__ inline void LoadQueries(const Unit& unit) {
     AscendC::LocalTensor<T> queries = query_in_.template AllocTensor<T>();
     for (int64_t i = 0; i < unit.num_rows;) {
       const Row row = RowAt(*tiling_, unit, i);
-      const int64_t count = RowsOfToken(unit, i);
+      const int64_t count = RowsOfToken(*tiling_, unit, i);
       const int64_t at =
           row.token * tiling_->query.token_stride + row.head * tiling_->query.head_stride;
       CopyRowsIn(queries[i * key_dim_], query_[at], count, key_dim_, tiling_->query.head_stride);
@@ -246,7 +219,7 @@ class AttentionVector {
       ClosePiece(step);
     }
     if (step.closes_unit && tiling_->split == 0) {
-      WriteOutput(step.unit, total_);
+      row_output_.Write(step.unit, total_, scratch_);
     }
   }
 
@@ -428,126 +401,11 @@ class AttentionVector {
     if (tiling_->split == 0) {
       Fold(total_, piece_, scratch_, step.unit.num_rows, value_dim_);
     } else if (step.lanes.first < step.lanes.last) {
-      StorePiece(step.unit);
+      piece_states_.Store(step.unit, piece_);
     }
   }
 
-  __aicore__ inline int64_t StateAt(int64_t token, int64_t head, int64_t piece) const {
-    const int64_t row = token * tiling_->num_heads + head;
-    return (row * tiling_->max_pieces + piece) * (value_dim_ + kStateTail);
-  }
-
-  // A state in the workspace: acc, then max and sum, each repeated over a 32-byte block.
-  __aicore__ inline void StorePiece(const Unit& unit) {
-    Float states = state_out_.template AllocTensor<float>();
-    const Float max = states[tiling_->max_rows * value_dim_];
-    const Float sum = states[tiling_->max_rows * (value_dim_ + kBlockLanes)];
-    AscendC::Adds(states, piece_.acc, 0.0f, static_cast<int32_t>(unit.num_rows * value_dim_));
-    BroadcastLanes(max, piece_.max, unit.num_rows);
-    BroadcastLanes(sum, piece_.sum, unit.num_rows);
-    state_out_.EnQue(states);
-    states = state_out_.template DeQue<float>();
-    for (int64_t r = 0; r < unit.num_rows; ++r) {
-      const Row row = RowAt(*tiling_, unit, r);
-      const int64_t at = StateAt(row.token, row.head, unit.piece);
-      CopyRowsOut(states_[at], states[r * value_dim_], 1, value_dim_, value_dim_);
-      CopyRowsOut(states_[at + value_dim_], max[r * kBlockLanes], 1, kBlockLanes, kBlockLanes);
-      CopyRowsOut(states_[at + value_dim_ + kBlockLanes], sum[r * kBlockLanes], 1, kBlockLanes,
-                  kBlockLanes);
-    }
-    state_out_.FreeTensor(states);
-  }
-
-  // Folds the stored states of every row, in the order of the pieces. Rows are dealt to the cores.
-  __aicore__ inline void CombineAll() {
-    const int64_t num_cores = AscendC::GetBlockNum();
-    int64_t skip = AscendC::GetBlockIdx();
-    for (int64_t i = 0; i < tiling_->batch; ++i) {
-      const Sequence sequence = sequences_.At(i);
-      const int64_t rows = sequence.new_tokens * tiling_->num_heads;
-      for (; skip < rows; skip += num_cores) {
-        CombineRow(sequence, i, skip / tiling_->num_heads, skip % tiling_->num_heads);
-      }
-      skip -= rows;
-    }
-  }
-
-  __aicore__ inline void CombineRow(const Sequence& sequence, int64_t index, int64_t token,
-                                    int64_t head) {
-    const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
-    const int64_t position = sequence.length - sequence.new_tokens + token;
-    const Visible keys = VisibleKeys(*tiling_, sequence.length, position);
-    const Unit unit = {sequence, index, head / group, token * group + head % group, 1, 0, keys};
-    Clear(total_, 1, value_dim_);
-    const int64_t end = keys.first < keys.last ? (keys.last + kPiece - 1) / kPiece : 0;
-    for (int64_t piece = keys.first / kPiece; piece < end; ++piece) {
-      Float state = state_in_.template AllocTensor<float>();
-      const int64_t at = StateAt(sequence.first_token + token, head, piece);
-      CopyRowsIn(state, states_[at], 1, value_dim_ + kStateTail, value_dim_ + kStateTail);
-      state_in_.EnQue(state);
-      state = state_in_.template DeQue<float>();
-      const RowState from = {state[value_dim_], state[value_dim_ + kBlockLanes], state};
-      Fold(total_, from, scratch_, 1, value_dim_);
-      state_in_.FreeTensor(state);
-    }
-    WriteOutput(unit, total_);
-  }
-
-  // ---- to GM
-
-  __aicore__ inline void WriteOutput(const Unit& unit, const RowState& state) {
-    if (tiling_->has_sinks != 0) {
-      for (int64_t r = 0; r < unit.num_rows; ++r) {
-        SetLane(sink_lanes_, r, sinks_.GetValue(RowAt(*tiling_, unit, r).head));
-      }
-      JoinSinks(state, sink_lanes_, scratch_, unit.num_rows, value_dim_);
-    }
-    Normalise(state, scratch_, unit.num_rows, value_dim_);
-    StoreRows(unit, state);
-    if (tiling_->has_lse != 0) {
-      StoreLse(unit, state);
-    }
-  }
-
-  __aicore__ inline void StoreRows(const Unit& unit, const RowState& state) {
-    AscendC::LocalTensor<T> rows = output_out_.template AllocTensor<T>();
-    const int32_t count = static_cast<int32_t>(unit.num_rows * value_dim_);
-    if constexpr (sizeof(T) == sizeof(float)) {
-      AscendC::Adds(rows, state.acc, 0.0f, count);
-    } else {
-      AscendC::Cast(rows, state.acc, AscendC::RoundMode::CAST_RINT, count);
-    }
-    Barrier();  // the next unit clears the accumulators
-    output_out_.EnQue(rows);
-    rows = output_out_.template DeQue<T>();
-    for (int64_t i = 0; i < unit.num_rows;) {
-      const Row row = RowAt(*tiling_, unit, i);
-      const int64_t count = RowsOfToken(unit, i);
-      const int64_t at =
-          row.token * tiling_->output.token_stride + row.head * tiling_->output.head_stride;
-      CopyRowsOut(output_[at], rows[i * value_dim_], count, value_dim_,
-                  tiling_->output.head_stride);
-      i += count;
-    }
-    output_out_.FreeTensor(rows);
-  }
-
-  __aicore__ inline void StoreLse(const Unit& unit, const RowState& state) {
-    Float lse = lse_out_.template AllocTensor<float>();
-    BroadcastLanes(lse, state.max, unit.num_rows);
-    lse_out_.EnQue(lse);
-    lse = lse_out_.template DeQue<float>();
-    for (int64_t i = 0; i < unit.num_rows;) {
-      const Row row = RowAt(*tiling_, unit, i);
-      const int64_t count = RowsOfToken(unit, i);
-      CopyRowsOut(lse_[row.token * tiling_->num_heads + row.head], lse[i * kBlockLanes], count, 1,
-                  1);
-      i += count;
-    }
-    lse_out_.FreeTensor(lse);
-  }
-
-  static constexpr int64_t kNumLaneBuffers = 9;
+  static constexpr int64_t kNumLaneBuffers = 8;
 
   const AttentionTilingData* tiling_;
   int64_t key_dim_;
@@ -555,6 +413,8 @@ class AttentionVector {
   Sequences sequences_;
   BlockTables tables_;
   WorkUnits units_;
+  RowOutput<T> row_output_;
+  PieceStates piece_states_;
   Unit unit_;
   bool has_unit_;
   int64_t next_begin_;
@@ -562,19 +422,11 @@ class AttentionVector {
   AscendC::GlobalTensor<T> query_;
   AscendC::GlobalTensor<T> key_cache_;
   AscendC::GlobalTensor<T> value_cache_;
-  AscendC::GlobalTensor<T> output_;
   AscendC::GlobalTensor<float> alibi_slopes_;
-  AscendC::GlobalTensor<float> sinks_;
-  AscendC::GlobalTensor<float> lse_;
-  AscendC::GlobalTensor<float> states_;
 
   AscendC::TQue<AscendC::TPosition::VECIN, 2> query_in_;
   AscendC::TQue<AscendC::TPosition::VECIN, 2> key_in_;
   AscendC::TQue<AscendC::TPosition::VECIN, 2> value_in_;
-  AscendC::TQue<AscendC::TPosition::VECIN, 2> state_in_;
-  AscendC::TQue<AscendC::TPosition::VECOUT, 1> output_out_;
-  AscendC::TQue<AscendC::TPosition::VECOUT, 1> lse_out_;
-  AscendC::TQue<AscendC::TPosition::VECOUT, 1> state_out_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> query_buffer_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> wide_buffer_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> products_buffer_;
@@ -591,7 +443,6 @@ class AttentionVector {
   Float weights_;     // [64][8]: one row's weights, each over a block
   Float indices_;     // 0 to 63
   Float tile_lanes_;  // a lane per row
-  Float sink_lanes_;  // a lane per row
   RowState piece_;
   RowState total_;
   RowScratch scratch_;

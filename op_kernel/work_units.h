@@ -3,7 +3,7 @@
 // A unit is a row block (up to max_rows query rows of one sequence and KV head) against all the
 // keys it sees, or against one piece of them where the tiling splits. Every core enumerates the
 // same units from the lengths it reads, and takes each num_cores-th: no host and no other core
-// takes part.
+// takes part. What a row's unit holds besides it doesn't reach its bits.
 #pragma once
 
 #include "attention_tiling_data.h"
@@ -36,12 +36,21 @@ __aicore__ inline Row RowAt(const AttentionTilingData& tiling, const Unit& unit,
           sequence.length - sequence.new_tokens + row / group};
 }
 
+// Rows of one token are neighbours in memory: how many there are from row i of the unit on.
+__aicore__ inline int64_t RowsOfToken(const AttentionTilingData& tiling, const Unit& unit,
+                                      int64_t i) {
+  const int64_t group = tiling.num_heads / tiling.num_kv_heads;
+  return Smaller(group - (unit.row_begin + i) % group, unit.num_rows - i);
+}
+
 class WorkUnits {
  public:
+  // The rows of up to `most_tokens` query tokens share a row block.
   __aicore__ inline void Init(const AttentionTilingData& tiling, const Sequences& sequences,
-                              int64_t core, int64_t num_cores) {
+                              int64_t core, int64_t num_cores, int64_t most_tokens) {
     tiling_ = &tiling;
     sequences_ = &sequences;
+    most_rows_ = most_tokens * (tiling.num_heads / tiling.num_kv_heads);
     num_cores_ = num_cores;
     skip_ = core;
     sequence_ = -1;
@@ -94,15 +103,21 @@ class WorkUnits {
     unit_.index = sequence_;
     const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
     num_rows_ = unit_.sequence.new_tokens * group;
-    blocks_per_head_ = (num_rows_ + tiling_->max_rows - 1) / tiling_->max_rows;
+    const int64_t rows_of_run = Smaller(most_rows_, num_rows_);
+    blocks_per_run_ = (rows_of_run + tiling_->max_rows - 1) / tiling_->max_rows;
+    const int64_t runs = (num_rows_ + most_rows_ - 1) / most_rows_;
+    blocks_per_head_ = runs * blocks_per_run_;
     num_blocks_ = blocks_per_head_ * tiling_->num_kv_heads;
     block_ = 0;
   }
 
   __aicore__ inline void OpenBlock() {
     unit_.kv_head = block_ / blocks_per_head_;
-    unit_.row_begin = block_ % blocks_per_head_ * tiling_->max_rows;
-    unit_.num_rows = Smaller(tiling_->max_rows, num_rows_ - unit_.row_begin);
+    const int64_t block = block_ % blocks_per_head_;
+    const int64_t run_begin = block / blocks_per_run_ * most_rows_;
+    const int64_t run_end = Smaller(run_begin + most_rows_, num_rows_);
+    unit_.row_begin = run_begin + block % blocks_per_run_ * tiling_->max_rows;
+    unit_.num_rows = Smaller(tiling_->max_rows, run_end - unit_.row_begin);
     // Both ends of what a row sees grow with its position.
     const int64_t length = unit_.sequence.length;
     const Row first = RowAt(*tiling_, unit_, 0);
@@ -119,7 +134,9 @@ class WorkUnits {
   int64_t num_cores_;
   int64_t skip_;
   int64_t sequence_;
+  int64_t most_rows_;  // of a run: rows that may share blocks
   int64_t num_rows_;
+  int64_t blocks_per_run_;
   int64_t blocks_per_head_;
   int64_t block_;
   int64_t num_blocks_;

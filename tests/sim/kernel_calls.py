@@ -80,6 +80,7 @@ def attention(
     seed: int = 0,
     folder: Path = OP_KERNEL,
     adjust: Callable[[host.AttentionTilingData], None] | None = None,
+    wanted: str = "",
 ) -> AttentionRun:
     """Plan and launch the attention kernel on contiguous tensors.
 
@@ -95,6 +96,8 @@ def attention(
         Where the kernel's sources are: a mutated copy, for example.
     adjust
         Changes the tiling after it was planned.
+    wanted
+        The kernel, "vector" or "mixed"; empty: the usual one.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_blocks, block_size, num_kv_heads, head_dim_v = value_cache.shape
@@ -122,7 +125,7 @@ def attention(
         softcap=softcap,
     )
     dtype = _NAMES[query.dtype]
-    answer = host.plan("attention", shape, dtype, cores)
+    answer = host.plan_attention(shape, dtype, cores, wanted)
     name = _planned(answer)
     if adjust is not None:
         adjust(shape)
@@ -130,7 +133,7 @@ def attention(
     lse = np.zeros((num_tokens, num_heads), dtype=np.float32)
     workspace = np.zeros(answer.workspace_bytes, dtype=np.uint8)
     result = launch(
-        kernel(name, "attention.cpp", folder),
+        kernel(name, f"{answer.stem.decode()}.cpp", folder),
         answer.num_cores,
         read(to_numpy(query), "query"),
         read(to_numpy(key_cache), "key_cache"),

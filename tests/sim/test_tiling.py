@@ -46,7 +46,7 @@ def ub_bytes(data: host.AttentionTilingData, dtype: str) -> int:
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_every_head_dim_up_to_256_fits_the_unified_buffer(dtype: str, head_dim: int) -> None:
     data = shape(head_dim=head_dim)
-    answer = host.plan("attention", data, dtype)
+    answer = host.plan_attention(data, dtype, wanted="vector")
     assert answer.refusal == b""
     assert answer.kernel.decode() == f"paged_attention_{dtype}"
     assert data.tile in (16, 32, 64)
@@ -63,7 +63,7 @@ def test_a_plan_is_the_largest_step_that_fits_or_a_refusal(
     head_dim: int, head_dim_v: int, dtype: str
 ) -> None:
     data = shape(head_dim=head_dim, head_dim_v=head_dim_v)
-    answer = host.plan("attention", data, dtype)
+    answer = host.plan_attention(data, dtype, wanted="vector")
     usable = host.library().usable_ub()
     if answer.refusal:
         assert b"unified buffer" in answer.refusal
@@ -79,21 +79,21 @@ def test_a_plan_is_the_largest_step_that_fits_or_a_refusal(
 
 @pytest.mark.parametrize("head_dim", [1, 8, 72, 100, 2048])
 def test_a_head_dim_that_is_no_multiple_of_16_is_refused_with_the_limit(head_dim: int) -> None:
-    answer = host.plan("attention", shape(head_dim=head_dim), "float16")
+    answer = host.plan_attention(shape(head_dim=head_dim), "float16", wanted="vector")
     assert f"head_dim is {head_dim}, expected a multiple of 16".encode() in answer.refusal
 
 
 def test_few_long_sequences_are_split_and_many_are_not() -> None:
     few, many = shape(batch=1, capacity=32768), shape(num_tokens=8192)
-    assert host.plan("attention", few, "float16").workspace_bytes > 0
+    assert host.plan_attention(few, "float16", wanted="vector").workspace_bytes > 0
     assert few.split == 1
-    assert host.plan("attention", many, "float16").workspace_bytes == 0
+    assert host.plan_attention(many, "float16", wanted="vector").workspace_bytes == 0
     assert many.split == 0
 
 
 def test_the_workspace_holds_one_state_per_row_and_piece() -> None:
     data = shape(batch=3, capacity=5000)
-    answer = host.plan("attention", data, "float16")
+    answer = host.plan_attention(data, "float16", wanted="vector")
     assert data.max_pieces == -(-4992 // PIECE)
     assert answer.workspace_bytes == 3 * 32 * data.max_pieces * (128 + 16) * 4
 
@@ -103,7 +103,7 @@ def test_the_workspace_holds_one_state_per_row_and_piece() -> None:
 def test_the_workspace_stays_bounded_whatever_the_table_could_hold(
     batch: int, capacity: int
 ) -> None:
-    answer = host.plan("attention", shape(batch=batch, capacity=capacity), "float16")
+    answer = host.plan_attention(shape(batch=batch, capacity=capacity), "float16", wanted="vector")
     assert answer.workspace_bytes <= 256 * 2**20
 
 
@@ -117,7 +117,7 @@ def test_no_launch_has_more_blocks_than_the_chip_has_cores_nor_none(
     batch: int, num_tokens: int, cores: int, capacity: int
 ) -> None:
     data = shape(batch=batch, num_tokens=num_tokens, capacity=capacity)
-    assert 1 <= host.plan("attention", data, "bfloat16", cores).num_cores <= cores
+    assert 1 <= host.plan_attention(data, "bfloat16", cores, wanted="vector").num_cores <= cores
 
 
 def test_the_step_depends_on_dtype_and_head_dims_alone() -> None:
@@ -125,7 +125,7 @@ def test_the_step_depends_on_dtype_and_head_dims_alone() -> None:
     steps = set()
     for batch, tokens, capacity in ((1, 1, 64), (64, 64, 4096), (2, 4000, 131072)):
         data = shape(batch=batch, num_tokens=tokens, capacity=capacity)
-        host.plan("attention", data, "float16")
+        host.plan_attention(data, "float16", wanted="vector")
         steps.add((data.tile, data.max_rows))
     assert len(steps) == 1
 

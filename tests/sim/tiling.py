@@ -57,6 +57,10 @@ class AttentionTilingData(ctypes.Structure):
                 "max_rows",
                 "split",
                 "max_pieces",
+                "key_columns",
+                "value_columns",
+                "softmax_rows",
+                "exchange_bytes",
             )
         ],
         ("scale", ctypes.c_float),
@@ -105,6 +109,7 @@ class Answer(ctypes.Structure):
     _fields_ = [
         ("num_cores", ctypes.c_int64),
         ("workspace_bytes", ctypes.c_int64),
+        ("stem", ctypes.c_char * 64),
         ("kernel", ctypes.c_char * 64),
         ("refusal", ctypes.c_char * 256),
     ]
@@ -123,9 +128,18 @@ def library() -> Any:
         flags.append(f"-I{ROOT / 'op_kernel'}")
         subprocess.run(["g++", *flags, *map(str, sources), "-o", str(built)], check=True)
     loaded = ctypes.CDLL(str(built))
-    for name in ("soc_vector_cores", "usable_ub", "attention_ub_bytes"):
+    counts = {
+        "usable_ub": 0,
+        "usable_l1": 0,
+        "attention_ub_bytes": 5,
+        "attention_l1_bytes": 5,
+        "softmax_ub_bytes": 4,
+    }
+    for name, arguments in counts.items():
         getattr(loaded, name).restype = ctypes.c_int64
-    loaded.attention_ub_bytes.argtypes = [ctypes.c_int64] * 5
+        getattr(loaded, name).argtypes = [ctypes.c_int64] * arguments
+    for name in ("soc_cube_cores", "soc_vector_cores"):
+        getattr(loaded, name).restype = ctypes.c_int64
     return loaded
 
 
@@ -133,10 +147,26 @@ def plan(op: str, shape: ctypes.Structure, element: str | int, cores: int = 48) 
     """Fill the fields of `shape` that the tiling decides; the answer says how to launch.
 
     `element` is the name of the dtype, or for write_kv and copy_blocks the size of an element.
+    `cores` is the number of vector cores.
     """
     answer = Answer()
     argument = element.encode() if isinstance(element, str) else ctypes.c_int64(element)
     getattr(library(), f"plan_{op}")(
         ctypes.byref(shape), argument, ctypes.c_int64(cores), ctypes.byref(answer)
+    )
+    return answer
+
+
+def plan_attention(
+    shape: AttentionTilingData, dtype: str, cores: int = 48, wanted: str = ""
+) -> Answer:
+    """Plan attention on the kernel that `wanted` names, "vector" or "mixed", or the usual one."""
+    answer = Answer()
+    library().plan_attention(
+        ctypes.byref(shape),
+        dtype.encode(),
+        ctypes.c_int64(cores),
+        wanted.encode(),
+        ctypes.byref(answer),
     )
     return answer

@@ -125,11 +125,11 @@ class NpuCall {
   NpuCall(const Checks& checks, const Tensor& first)
       : checks_(checks), first_(first), guard_(first.get_device()) {}
 
-  // Plans with `make_plan`, a function of the chip, and launches a kernel of op_kernel/<stem>.cpp.
+  // Plans with `make_plan`, a function of the chip, and launches the kernel that the plan names.
   // Its parameters are `pointers`, then the workspace where `takes_workspace`, then the tiling.
   template <class MakePlan>
-  void run(const char* stem, const MakePlan& make_plan, std::vector<const void*> pointers,
-           bool takes_workspace, std::initializer_list<Argument> arguments) const {
+  void run(const MakePlan& make_plan, std::vector<const void*> pointers, bool takes_workspace,
+           std::initializer_list<Argument> arguments) const {
     try {
       const auto plan = make_plan(npu::this_soc());
       // Freed when this call returns, but reused by nothing that runs before the kernel: torch
@@ -140,8 +140,8 @@ class NpuCall {
       }
       if (takes_workspace) pointers.push_back(pointer_to(workspace));
       const int device = first_.get_device();
-      npu::launch({device, current_stream(device)}, {stem, plan.kernel}, plan.num_cores, pointers,
-                  std::as_bytes(std::span(&plan.tiling, 1)));
+      npu::launch({device, current_stream(device)}, {plan.stem, plan.kernel}, plan.num_cores,
+                  pointers, std::as_bytes(std::span(&plan.tiling, 1)));
     } catch (const Unsupported& unsupported) {
       checks_.refuse(unsupported.what());
     } catch (const std::runtime_error& error) {
@@ -213,11 +213,14 @@ void run_attention(const Checks& checks, const AttentionInputs& in, const Attent
       .max_rows = 0,
       .split = 0,
       .max_pieces = 0,
+      .key_columns = 0,
+      .value_columns = 0,
+      .softmax_rows = 0,
+      .exchange_bytes = 0,
       .scale = params.scale,
       .softcap = params.softcap,
   };
   call.run(
-      "attention",
       [&](const Soc& soc) { return plan_attention(shape, kernel_dtype(params.pool.dtype), soc); },
       {pointer_to(in.query), pointer_to(in.key_cache), pointer_to(in.value_cache),
        pointer_to(in.block_tables), pointer_to(seq_lens), pointer_to(query_start_loc),
@@ -326,7 +329,6 @@ void write_kv(const Tensor& key, const Tensor& value, Tensor key_cache, Tensor v
       .heads_per_copy = 0,
   };
   call.run(
-      "write_kv",
       [&](const Soc& soc) { return plan_write_kv(shape, element_size(params.pool.dtype), soc); },
       {pointer_to(key), pointer_to(value), pointer_to(key_cache), pointer_to(value_cache),
        pointer_to(slots)},
@@ -355,7 +357,6 @@ std::tuple<Tensor, Tensor> merge_states(const Tensor& out_a, const Tensor& lse_a
       .lse_b = layout_of(params.lse_b),
   };
   call.run(
-      "merge_states",
       [&](const Soc& soc) { return plan_merge_states(shape, kernel_dtype(params.dtype), soc); },
       {pointer_to(out_a), pointer_to(lse_a), pointer_to(out_b), pointer_to(lse_b), pointer_to(out),
        pointer_to(lse)},
@@ -385,7 +386,6 @@ void copy_blocks(Tensor key_cache, Tensor value_cache, const Tensor& block_mappi
       .tokens_per_copy = 0,
   };
   call.run(
-      "copy_blocks",
       [&](const Soc& soc) { return plan_copy_blocks(shape, element_size(params.pool.dtype), soc); },
       {pointer_to(key_cache), pointer_to(value_cache), pointer_to(block_mapping)}, true,
       {Argument("key_cache", key_cache), Argument("value_cache", value_cache),

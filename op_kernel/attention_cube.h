@@ -1,0 +1,308 @@
+// The cube core's half of attention on a group of cores: the products of queries with keys, and of
+// weights with values.
+//
+// Keys and values are walked through the block table straight into L1, tile after tile. Between
+// each two memories lie two buffers, so every pipe works on one while the next fills the other:
+//
+//   GM --MTE2--> L1 --MTE1--> L0A, L0B --M--> L0C --FIX--> workspace
+//
+// The scores of a step are written before the products of the step before it: while the cube does
+// one, the vector cores turn the scores of the other into weights.
+#pragma once
+
+#include "attention_tensors.h"
+#include "attention_tiling_data.h"
+#include "block_walk.h"
+#include "cube_copy.h"
+#include "exchange.h"
+#include "kernel_operator.h"
+#include "piece_steps.h"
+#include "ping_pong.h"
+#include "sequence.h"
+#include "verdict.h"
+#include "visible.h"
+#include "work_units.h"
+
+constexpr int64_t kL0Slot = 32 * 1024;   // bytes: half of L0A, half of L0B
+constexpr int64_t kL0cSlot = 64 * 1024;  // bytes: half of L0C
+
+template <typename T>
+class AttentionCube {
+ public:
+  __aicore__ inline void Init(const AttentionTensors& tensors, const AttentionTilingData& tiling,
+                              AscendC::TPipe* pipe) {
+    tiling_ = &tiling;
+    key_dim_ = tiling.key.head_dim;
+    value_dim_ = tiling.value.head_dim;
+    query_.SetGlobalBuffer((__gm__ T*)tensors.query);
+    key_cache_.SetGlobalBuffer((__gm__ T*)tensors.key_cache);
+    value_cache_.SetGlobalBuffer((__gm__ T*)tensors.value_cache);
+    sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
+    tables_.Init(tiling, tensors.block_tables);
+    exchange_.Init(tiling, tensors.workspace, AscendC::GetBlockIdx());
+    steps_.StartSlots();
+    InitBuffers(pipe);
+  }
+
+  __aicore__ inline void Process() {
+    OpenAll();
+    Walk(tiling_->num_tokens);
+    if (MayMixVisibility(*tiling_) && SharesTrouble()) {
+      Walk(1);
+    }
+    CloseAll();
+  }
+
+ private:
+  // op_host's L1 budget counts these buffers: attention_tiling.cpp, attention_l1_bytes.
+  __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
+    const int64_t tile = tiling_->tile;
+    const int64_t rows = tiling_->max_rows;
+    pipe->InitBuffer(query_buffer_, 2 * rows * key_dim_ * sizeof(T));
+    pipe->InitBuffer(key_buffer_, 2 * tile * key_dim_ * sizeof(T));
+    pipe->InitBuffer(value_buffer_, 2 * tile * value_dim_ * sizeof(T));
+    pipe->InitBuffer(weight_buffer_, 2 * rows * tile * sizeof(T));
+    pipe->InitBuffer(left_buffer_, 2 * kL0Slot);
+    pipe->InitBuffer(right_buffer_, 2 * kL0Slot);
+    pipe->InitBuffer(sum_buffer_, 2 * kL0cSlot);
+    queries_ = query_buffer_.template Get<T>();
+    keys_ = key_buffer_.template Get<T>();
+    values_ = value_buffer_.template Get<T>();
+    weights_ = weight_buffer_.template Get<T>();
+    left_ = left_buffer_.template Get<T>();
+    right_ = right_buffer_.template Get<T>();
+    sums_ = sum_buffer_.template Get<float>();
+  }
+
+  __aicore__ inline void OpenAll() {
+    query_turns_.Open();
+    key_turns_.Open();
+    value_turns_.Open();
+    factor_turns_.Open();
+    sum_turns_.Open();
+  }
+
+  __aicore__ inline void CloseAll() {
+    query_turns_.Close();
+    key_turns_.Close();
+    value_turns_.Close();
+    factor_turns_.Close();
+    sum_turns_.Close();
+  }
+
+  __aicore__ inline void Walk(int64_t most_tokens) {
+    steps_.Init(*tiling_, sequences_, AscendC::GetBlockIdx(), AscendC::GetBlockNum(), most_tokens);
+    PieceStep step;
+    PieceStep last;
+    bool has_last = false;
+    while (steps_.Next(step)) {
+      if (!HasKeys(step)) {
+        continue;
+      }
+      Score(step);
+      if (has_last) {
+        AddValues(last);
+      }
+      last = step;
+      has_last = true;
+    }
+    if (has_last) {
+      AddValues(last);
+    }
+  }
+
+  // Whether a vector core of the group has seen a sum that isn't a number. Tells them, too.
+  __aicore__ inline bool SharesTrouble() {
+    AscendC::CrossCoreWaitFlag(kVerdictReady);
+    AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_MTE2>(kVerdictShared);
+    return ReadTrouble(exchange_);
+  }
+
+  // ---- scores = queries x keys
+
+  __aicore__ inline void Score(const PieceStep& step) {
+    if (step.opens_unit) {
+      LoadQueries(step.unit);
+      query_slot_ = query_turns_.Use();
+    }
+    for (int64_t begin = 0; begin < kPiece; begin += tiling_->tile) {
+      const Visible span = InTile(step.span, begin, tiling_->tile);
+      if (span.first < span.last) {
+        ScoreTile(step, begin, span);
+      }
+    }
+    if (step.closes_unit) {
+      query_turns_.Used();
+    }
+    AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_FIX>(kScoresReady);
+  }
+
+  __aicore__ inline void LoadQueries(const Unit& unit) {
+    const AscendC::LocalTensor<T> to = queries_[query_turns_.Fill() * tiling_->max_rows * key_dim_];
+    const int64_t pitch = RoundUp(unit.num_rows, kFractal);
+    for (int64_t i = 0; i < unit.num_rows;) {
+      const Row row = RowAt(*tiling_, unit, i);
+      const int64_t count = RowsOfToken(*tiling_, unit, i);
+      const int64_t at =
+          row.token * tiling_->query.token_stride + row.head * tiling_->query.head_stride;
+      CopyRowsToL1(to[i * kFractal], query_[at], count, key_dim_, tiling_->query.head_stride,
+                   pitch);
+      i += count;
+    }
+    ZeroRowsInL1(to, unit.num_rows, pitch, key_dim_, pitch);
+    query_turns_.Filled();
+  }
+
+  // `begin` is the tile's first lane of the piece, `span` counts from there.
+  __aicore__ inline void ScoreTile(const PieceStep& step, int64_t begin, const Visible& span) {
+    const Visible lanes = InTile(step.lanes, begin, tiling_->tile);
+    const int64_t pitch = tiling_->tile;
+    CopyTileToL1(keys_[key_turns_.Fill() * pitch * key_dim_], key_cache_, tiling_->key, tables_,
+                 tiling_->block_size, step.unit, step.begin + begin, lanes, span, pitch);
+    key_turns_.Filled();
+
+    const AscendC::LocalTensor<T> keys = keys_[key_turns_.Use() * pitch * key_dim_];
+    const AscendC::LocalTensor<T> queries = queries_[query_slot_ * tiling_->max_rows * key_dim_];
+    const AscendC::LocalTensor<float> sums = Sums(sum_turns_.Fill());
+    const int64_t rows = RoundUp(step.unit.num_rows, kFractal);
+    const int64_t width = span.last - span.first;
+    for (int64_t c = 0; c < key_dim_; c += tiling_->key_columns) {
+      const int64_t columns = Smaller(tiling_->key_columns, key_dim_ - c);
+      const int32_t slot = factor_turns_.Fill();
+      LoadLeft(Left(slot), queries[c * rows], rows, columns, rows);
+      LoadRightOfRows(Right(slot), keys[c * pitch], width, columns, pitch);
+      factor_turns_.Filled();
+      Multiply(sums, rows, width, columns, c == 0);
+    }
+    key_turns_.Used();
+    sum_turns_.Filled();
+    StoreSums(exchange_.Scores(step.slot)[begin + span.first], step.unit.num_rows, width, kPiece);
+  }
+
+  // ---- products = weights x values
+
+  __aicore__ inline void AddValues(const PieceStep& step) {
+    const AscendC::LocalTensor<float> sums = Sums(sum_turns_.Fill());
+    bool opens = true;
+    for (int64_t begin = 0; begin < kPiece; begin += tiling_->tile) {
+      const Visible span = InTile(step.span, begin, tiling_->tile);
+      if (span.first < span.last) {
+        AddValuesOfTile(step, begin, span, sums, opens);
+        opens = false;
+      }
+    }
+    sum_turns_.Filled();
+    StoreSums(exchange_.Products(step.slot), step.unit.num_rows, value_dim_, value_dim_);
+    AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_FIX>(kProductsReady);
+  }
+
+  __aicore__ inline void AddValuesOfTile(const PieceStep& step, int64_t begin, const Visible& span,
+                                         const AscendC::LocalTensor<float>& sums, bool opens) {
+    const int64_t pitch = tiling_->tile;
+    const int64_t rows = RoundUp(step.unit.num_rows, kFractal);
+    const int64_t width = span.last - span.first;
+    LoadValuesAndWeights(step, begin, span, opens);
+
+    const int32_t turn = value_turns_.Use();
+    const AscendC::LocalTensor<T> values = values_[turn * pitch * value_dim_];
+    const AscendC::LocalTensor<T> weights = weights_[turn * tiling_->max_rows * pitch];
+    for (int64_t c = 0; c < value_dim_; c += tiling_->value_columns) {
+      const int64_t columns = Smaller(tiling_->value_columns, value_dim_ - c);
+      const int32_t slot = factor_turns_.Fill();
+      LoadLeft(Left(slot), weights, rows, width, rows);
+      LoadRightOfColumns(Right(slot), values[c * pitch], width, columns, pitch);
+      factor_turns_.Filled();
+      Multiply(sums[c * rows], rows, columns, width, opens);
+    }
+    value_turns_.Used();
+  }
+
+  // Values first: they don't wait for the vector cores, as the weights of a step's first tile do.
+  __aicore__ inline void LoadValuesAndWeights(const PieceStep& step, int64_t begin,
+                                              const Visible& span, bool opens) {
+    const int64_t pitch = tiling_->tile;
+    const int32_t turn = value_turns_.Fill();
+    const Visible lanes = InTile(step.lanes, begin, tiling_->tile);
+    CopyTileToL1(values_[turn * pitch * value_dim_], value_cache_, tiling_->value, tables_,
+                 tiling_->block_size, step.unit, step.begin + begin, lanes, span, pitch);
+    if (opens) {
+      AscendC::CrossCoreWaitFlag(kWeightsReady);
+    }
+    const AscendC::LocalTensor<T> weights = weights_[turn * tiling_->max_rows * pitch];
+    const int64_t rows = RoundUp(step.unit.num_rows, kFractal);
+    const int64_t width = span.last - span.first;
+    CopyRowsToL1(weights, exchange_.Weights(step.slot)[begin + span.first], step.unit.num_rows,
+                 width, kPiece, rows);
+    ZeroRowsInL1(weights, step.unit.num_rows, rows, width, rows);
+    value_turns_.Filled();
+  }
+
+  // ---- the factors' and the sums' buffers
+
+  __aicore__ inline AscendC::LocalTensor<T> Left(int32_t slot) const {
+    return left_[slot * (kL0Slot / sizeof(T))];
+  }
+  __aicore__ inline AscendC::LocalTensor<T> Right(int32_t slot) const {
+    return right_[slot * (kL0Slot / sizeof(T))];
+  }
+  __aicore__ inline AscendC::LocalTensor<float> Sums(int32_t slot) const {
+    return sums_[slot * (kL0cSlot / sizeof(float))];
+  }
+
+  // sums [rows][columns] = or += left [rows][depth] x right [depth][columns]
+  __aicore__ inline void Multiply(const AscendC::LocalTensor<float>& sums, int64_t rows,
+                                  int64_t columns, int64_t depth, bool opens) {
+    const int32_t slot = factor_turns_.Use();
+    if (!opens) {
+      AscendC::PipeBarrier<PIPE_M>();
+    }
+    const AscendC::MmadParams params(static_cast<uint16_t>(rows), static_cast<uint16_t>(columns),
+                                     static_cast<uint16_t>(depth), 0, false, opens);
+    AscendC::Mmad(sums, Left(slot), Right(slot), params);
+    factor_turns_.Used();
+  }
+
+  __aicore__ inline void StoreSums(const AscendC::GlobalTensor<float>& to, int64_t rows,
+                                   int64_t columns, int64_t stride) {
+    const AscendC::LocalTensor<float> sums = Sums(sum_turns_.Use());
+    const AscendC::FixpipeParamsV220 params(
+        static_cast<uint16_t>(columns), static_cast<uint16_t>(rows),
+        static_cast<uint16_t>(RoundUp(rows, kFractal)), static_cast<uint32_t>(stride), false);
+    AscendC::Fixpipe<float, float, AscendC::CFG_ROW_MAJOR>(to, sums, params);
+    sum_turns_.Used();
+  }
+
+  const AttentionTilingData* tiling_;
+  int64_t key_dim_;
+  int64_t value_dim_;
+  Sequences sequences_;
+  BlockTables tables_;
+  Exchange<T> exchange_;
+  PieceSteps steps_;
+  int32_t query_slot_;
+
+  AscendC::GlobalTensor<T> query_;
+  AscendC::GlobalTensor<T> key_cache_;
+  AscendC::GlobalTensor<T> value_cache_;
+
+  AscendC::TBuf<AscendC::TPosition::A1> query_buffer_;
+  AscendC::TBuf<AscendC::TPosition::B1> key_buffer_;
+  AscendC::TBuf<AscendC::TPosition::B1> value_buffer_;
+  AscendC::TBuf<AscendC::TPosition::A1> weight_buffer_;
+  AscendC::TBuf<AscendC::TPosition::A2> left_buffer_;
+  AscendC::TBuf<AscendC::TPosition::B2> right_buffer_;
+  AscendC::TBuf<AscendC::TPosition::CO1> sum_buffer_;
+  AscendC::LocalTensor<T> queries_;   // two units' [max_rows][key_dim]
+  AscendC::LocalTensor<T> keys_;      // two tiles [tile][key_dim]
+  AscendC::LocalTensor<T> values_;    // two tiles [tile][value_dim]
+  AscendC::LocalTensor<T> weights_;   // two tiles [max_rows][tile]
+  AscendC::LocalTensor<T> left_;      // L0A
+  AscendC::LocalTensor<T> right_;     // L0B
+  AscendC::LocalTensor<float> sums_;  // L0C
+
+  PingPong<AscendC::HardEvent::MTE2_MTE1, AscendC::HardEvent::MTE1_MTE2, 0> query_turns_;
+  PingPong<AscendC::HardEvent::MTE2_MTE1, AscendC::HardEvent::MTE1_MTE2, 2> key_turns_;
+  PingPong<AscendC::HardEvent::MTE2_MTE1, AscendC::HardEvent::MTE1_MTE2, 4> value_turns_;
+  PingPong<AscendC::HardEvent::MTE1_M, AscendC::HardEvent::M_MTE1, 0> factor_turns_;
+  PingPong<AscendC::HardEvent::M_FIX, AscendC::HardEvent::FIX_M, 0> sum_turns_;
+};

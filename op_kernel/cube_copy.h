@@ -1,0 +1,111 @@
+// Copies of matrices on a cube core: GM to L1, and L1 to L0A and L0B.
+//
+// In L1 a matrix lies in columns of 32 bytes: column c holds elements [16 c, 16 c + 16) of `pitch`
+// rows, one row after the other. 16 rows of a column are a fractal; L0A and L0B hold whole
+// fractals.
+#pragma once
+
+#include "block_walk.h"
+#include "kernel_operator.h"
+#include "piece_steps.h"
+#include "scalar.h"
+#include "visible.h"
+
+// The widest gap between rows, in elements, that the copy's field holds.
+constexpr int64_t kWidestNdStride = 65535;
+
+// Copies `count` rows of `width` elements, `stride` elements apart in GM, to a matrix in L1.
+template <typename T>
+__aicore__ inline void CopyRowsToL1(const AscendC::LocalTensor<T>& to,
+                                    const AscendC::GlobalTensor<T>& from, int64_t count,
+                                    int64_t width, int64_t stride, int64_t pitch) {
+  // Overlapping rows, as in an expanded tensor, and rows far apart go one by one.
+  const bool together = stride >= width && stride <= kWidestNdStride;
+  const int64_t rows = together ? count : 1;
+  const int64_t step = together ? stride : width;
+  const AscendC::Nd2NzParams params(1, static_cast<uint16_t>(rows), static_cast<uint16_t>(width), 0,
+                                    static_cast<uint16_t>(step), static_cast<uint16_t>(pitch), 1,
+                                    0);
+  for (int64_t i = 0; i < count; i += rows) {
+    AscendC::DataCopy(to[i * kFractal], from[i * stride], params);
+  }
+}
+
+// Fills rows [first, last) of a matrix of `width` columns with zeros.
+template <typename T>
+__aicore__ inline void ZeroRowsInL1(const AscendC::LocalTensor<T>& to, int64_t first, int64_t last,
+                                    int64_t width, int64_t pitch) {
+  if (first == last) {
+    return;
+  }
+  const int64_t rows = last - first;
+  const AscendC::InitConstValueParams<T> params(
+      static_cast<uint16_t>(width / kFractal), static_cast<uint16_t>(rows),
+      static_cast<uint16_t>(pitch - rows), static_cast<T>(0));
+  AscendC::InitConstValue(to[first * kFractal], params);
+}
+
+// Copies keys (or values) [begin + lanes.first, begin + lanes.last) of a sequence and KV head to
+// the rows of `to` that begin with row 0 for key begin + span.first. The rows of the span's
+// fractals beside the lanes become zeros: a product with weight 0 must be 0.
+template <typename T>
+__aicore__ inline void CopyTileToL1(const AscendC::LocalTensor<T>& to,
+                                    const AscendC::GlobalTensor<T>& cache,
+                                    const CacheLayout& layout, const BlockTables& tables,
+                                    int64_t block_size, const Unit& unit, int64_t begin,
+                                    const Visible& lanes, const Visible& span, int64_t pitch) {
+  ZeroRowsInL1(to, 0, lanes.first - span.first, layout.head_dim, pitch);
+  ZeroRowsInL1(to, lanes.last - span.first, span.last - span.first, layout.head_dim, pitch);
+  for (int64_t lane = lanes.first; lane < lanes.last;) {
+    const int64_t key = begin + lane;
+    const int64_t offset = key % block_size;
+    const int64_t count = Smaller(block_size - offset, lanes.last - lane);
+    const int64_t at = tables.At(unit.index, key / block_size) * layout.block_stride +
+                       offset * layout.token_stride + unit.kv_head * layout.head_stride;
+    CopyRowsToL1(to[(lane - span.first) * kFractal], cache[at], count, layout.head_dim,
+                 layout.token_stride, pitch);
+    lane += count;
+  }
+}
+
+// A left factor: fractals row by row. `rows` and `width` are multiples of 16.
+template <typename T>
+__aicore__ inline void LoadLeft(const AscendC::LocalTensor<T>& to,
+                                const AscendC::LocalTensor<T>& from, int64_t rows, int64_t width,
+                                int64_t pitch) {
+  const int64_t across = width / kFractal;
+  const int64_t apart = pitch / kFractal;
+  for (int64_t r = 0; r < rows / kFractal; ++r) {
+    const AscendC::LoadData2DParams params(static_cast<uint16_t>(r), static_cast<uint8_t>(across),
+                                           static_cast<uint16_t>(apart), 0, 0, false, 0);
+    AscendC::LoadData(to[r * across * kFractal * kFractal], from, params);
+  }
+}
+
+// The right factor of a product with the rows of `from`: its columns are those rows. L0B holds them
+// in the same order of fractals as L1 does.
+template <typename T>
+__aicore__ inline void LoadRightOfRows(const AscendC::LocalTensor<T>& to,
+                                       const AscendC::LocalTensor<T>& from, int64_t rows,
+                                       int64_t width, int64_t pitch) {
+  const int64_t down = rows / kFractal;
+  for (int64_t c = 0; c < width / kFractal; ++c) {
+    const AscendC::LoadData2DParams params(static_cast<uint16_t>(c * (pitch / kFractal)),
+                                           static_cast<uint8_t>(down), 1, 0, 0, false, 0);
+    AscendC::LoadData(to[c * down * kFractal * kFractal], from, params);
+  }
+}
+
+// The right factor of a sum over the rows of `from`: each fractal is transposed on the way.
+template <typename T>
+__aicore__ inline void LoadRightOfColumns(const AscendC::LocalTensor<T>& to,
+                                          const AscendC::LocalTensor<T>& from, int64_t rows,
+                                          int64_t width, int64_t pitch) {
+  const int64_t across = width / kFractal;
+  const int64_t apart = pitch / kFractal;
+  for (int64_t r = 0; r < rows / kFractal; ++r) {
+    const AscendC::LoadData2DParams params(static_cast<uint16_t>(r), static_cast<uint8_t>(across),
+                                           static_cast<uint16_t>(apart), 0, 0, true, 0);
+    AscendC::LoadData(to[r * across * kFractal * kFractal], from, params);
+  }
+}

@@ -1,0 +1,70 @@
+// What the cores of a group hand each other through the workspace, and the flags that say it is
+// there. Two steps are in flight, so there are two slots of each.
+//
+//   scores    cube -> vector   products of queries and keys          float32  [max_rows][kPiece]
+//   weights   vector -> cube   e^(score - max)                       T        [max_rows][kPiece]
+//   products  cube -> vector   products of weights and values        float32  [max_rows][value_dim]
+//
+// No flag says that a slot is free again, because a later one does. The cube writes the scores of
+// step n + 2 after it has waited for the weights of step n, which the vector cores wrote after they
+// had read the scores of n. They write the weights of n + 2 after they have waited for the scores
+// of n + 2, for which the cube has used up the weights of n. The products of n + 2 follow the
+// weights of n + 2, which follow the vector cores' sums over the products of n.
+#pragma once
+
+#include "attention_tiling_data.h"
+#include "kernel_operator.h"
+
+// Ids of the flags between the cores of a group.
+constexpr uint16_t kScoresReady = 0;
+constexpr uint16_t kWeightsReady = 1;
+constexpr uint16_t kProductsReady = 2;
+constexpr uint16_t kVerdictReady = 3;
+constexpr uint16_t kVerdictShared = 4;
+
+// Between the AIC of a group and its AIVs: the AIVs wait for the AIC, or the AIC for both of them.
+constexpr uint8_t kWithinGroup = 2;
+
+constexpr int64_t kSlots = 2;
+
+template <typename T>
+class Exchange {
+ public:
+  __aicore__ inline void Init(const AttentionTilingData& tiling, GM_ADDR workspace, int64_t group) {
+    const int64_t pairs = tiling.max_rows * kPiece;
+    scores_size_ = pairs;
+    weights_size_ = pairs;
+    products_size_ = tiling.max_rows * tiling.value.head_dim;
+    GM_ADDR at = workspace + group * tiling.exchange_bytes;
+    scores_.SetGlobalBuffer((__gm__ float*)at, kSlots * scores_size_);
+    at += kSlots * scores_size_ * sizeof(float);
+    weights_.SetGlobalBuffer((__gm__ T*)at, kSlots * weights_size_);
+    at += kSlots * weights_size_ * sizeof(T);
+    products_.SetGlobalBuffer((__gm__ float*)at, kSlots * products_size_);
+    at += kSlots * products_size_ * sizeof(float);
+    verdicts_.SetGlobalBuffer((__gm__ float*)at, kVerdicts);
+  }
+
+  __aicore__ inline AscendC::GlobalTensor<float> Scores(int64_t slot) const {
+    return scores_[slot * scores_size_];
+  }
+  __aicore__ inline AscendC::GlobalTensor<T> Weights(int64_t slot) const {
+    return weights_[slot * weights_size_];
+  }
+  __aicore__ inline AscendC::GlobalTensor<float> Products(int64_t slot) const {
+    return products_[slot * products_size_];
+  }
+  // One vector core's, in a cache line of its own.
+  __aicore__ inline AscendC::GlobalTensor<float> Verdict(int64_t vector_core) const {
+    return verdicts_[vector_core * kVerdictPitch];
+  }
+
+ private:
+  int64_t scores_size_;
+  int64_t weights_size_;
+  int64_t products_size_;
+  AscendC::GlobalTensor<float> scores_;
+  AscendC::GlobalTensor<T> weights_;
+  AscendC::GlobalTensor<float> products_;
+  AscendC::GlobalTensor<float> verdicts_;
+};

@@ -1,0 +1,71 @@
+// The steps of a group of one cube core and two vector cores: the units dealt to it, piece after
+// piece. The three cores enumerate the same steps, each for itself.
+#pragma once
+
+#include "attention_tiling_data.h"
+#include "kernel_operator.h"
+#include "sequence.h"
+#include "visible.h"
+#include "work_units.h"
+
+// Rows of a fractal, and elements of 16 bits in one of its rows: matrices on the cube are multiples
+// of this in each direction.
+constexpr int64_t kFractal = 16;
+
+__aicore__ inline int64_t RoundUp(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+
+struct PieceStep {
+  Unit unit;
+  int64_t begin;  // the piece's first key
+  Visible lanes;  // of the piece, that some row sees; empty for a unit without keys
+  Visible span;   // whole fractals around the lanes
+  int64_t slot;   // of the exchange: steps with keys take turns
+  bool opens_unit;
+  bool closes_unit;
+};
+
+__aicore__ inline bool HasKeys(const PieceStep& step) { return step.lanes.first < step.lanes.last; }
+
+class PieceSteps {
+ public:
+  __aicore__ inline void Init(const AttentionTilingData& tiling, const Sequences& sequences,
+                              int64_t group, int64_t num_groups, int64_t most_tokens) {
+    units_.Init(tiling, sequences, group, num_groups, most_tokens);
+    has_unit_ = false;
+  }
+
+  // Steps with keys so far decide the slot, so a second walk goes on where the first one ended.
+  __aicore__ inline void StartSlots() { slot_ = 0; }
+
+  // Finds the group's next step. False: there is none.
+  __aicore__ inline bool Next(PieceStep& step) {
+    const bool opens_unit = !has_unit_ || next_begin_ >= unit_.keys.last;
+    if (opens_unit) {
+      has_unit_ = units_.Next(unit_);
+      if (!has_unit_) {
+        return false;
+      }
+      next_begin_ = unit_.keys.first / kPiece * kPiece;
+    }
+    step.unit = unit_;
+    step.unit.piece = next_begin_ / kPiece;
+    step.begin = next_begin_;
+    next_begin_ += kPiece;
+    step.lanes = InTile(unit_.keys, step.begin, kPiece);
+    step.span = {step.lanes.first / kFractal * kFractal, RoundUp(step.lanes.last, kFractal)};
+    step.slot = slot_;
+    step.opens_unit = opens_unit;
+    step.closes_unit = next_begin_ >= unit_.keys.last;
+    if (HasKeys(step)) {
+      slot_ = 1 - slot_;
+    }
+    return true;
+  }
+
+ private:
+  WorkUnits units_;
+  Unit unit_;
+  bool has_unit_;
+  int64_t next_begin_;
+  int64_t slot_;
+};

@@ -1,0 +1,79 @@
+// What a group does about a product that isn't a number.
+//
+// The cube multiplies a whole row block's weights with a tile's values. Where a row doesn't see a
+// key, its weight is 0, and so is the product, unless the value is NaN or infinite: then it spoils
+// a row that has nothing to do with it. So where rows of a block see different keys, the vector
+// cores look whether all sums are finite, and tell at the end. If one isn't, the group walks
+// through its units a second time, one token at a time: the rows of a token see the same keys, and
+// nobody looks at another one. The other rows come out with the bits that they had.
+#pragma once
+
+#include "attention_tiling_data.h"
+#include "exchange.h"
+#include "kernel_operator.h"
+#include "row_copy.h"
+#include "row_state.h"
+
+// Whether rows of one block can see different keys. A group then has a verdict.
+__aicore__ inline bool MayMixVisibility(const AttentionTilingData& tiling) {
+  return tiling.has_query_start_loc != 0 && (tiling.causal != 0 || tiling.sliding_window > 0);
+}
+
+// Whether a vector core of the group found trouble. Both have written, and the cores have met.
+template <typename T>
+__aicore__ inline bool ReadTrouble(const Exchange<T>& exchange) {
+  bool trouble = false;
+  for (int64_t i = 0; i < 2; ++i) {
+    const AscendC::GlobalTensor<float> verdict = exchange.Verdict(i);
+    AscendC::DataCacheCleanAndInvalid<float, AscendC::CacheLine::SINGLE_CACHE_LINE,
+                                      AscendC::DcciDst::CACHELINE_OUT>(verdict);
+    const float value = verdict.GetValue(0);
+    trouble = trouble || !(value == 0.0f);
+  }
+  return trouble;
+}
+
+// A vector core's search for sums that aren't finite.
+class Finiteness {
+ public:
+  __aicore__ inline void Init(AscendC::TPipe* pipe) {
+    pipe->InitBuffer(zeros_buffer_, kRepeatLanes * sizeof(float));
+    pipe->InitBuffer(verdict_out_, 1, kBlockBytes);
+    zeros_ = zeros_buffer_.Get<float>();
+    AscendC::Duplicate(zeros_, 0.0f, kRepeatLanes);
+    Barrier();
+  }
+
+  // Looks at `count` sums, a multiple of 16. `work` holds as many and may be the sums themselves.
+  __aicore__ inline void Look(const AscendC::LocalTensor<float>& sums,
+                              const AscendC::LocalTensor<float>& work, int64_t count) {
+    // 0 * x is 0 or, for an x that isn't finite, NaN, which stays in every sum.
+    AscendC::Muls(work, sums, 0.0f, static_cast<int32_t>(count));
+    Barrier();
+    while (count > kRepeatLanes) {
+      const int64_t half = (count / 2 + kRepeatLanes - 1) / kRepeatLanes * kRepeatLanes;
+      AscendC::Add(work, work, work[half], static_cast<int32_t>(count - half));
+      Barrier();
+      count = half;
+    }
+    AscendC::Add(zeros_, zeros_, work, static_cast<int32_t>(count));
+    Barrier();
+  }
+
+  // Writes the verdict: 0, or NaN.
+  __aicore__ inline void Tell(const AscendC::GlobalTensor<float>& to) {
+    AscendC::LocalTensor<float> verdict = verdict_out_.AllocTensor<float>();
+    AscendC::Duplicate(verdict, 0.0f, kBlockLanes);
+    Barrier();
+    AscendC::WholeReduceSum(verdict, zeros_, kRepeatLanes, 1, 1, 1, kBlockLanes);
+    verdict_out_.EnQue(verdict);
+    verdict = verdict_out_.DeQue<float>();
+    CopyRowsOut(to, verdict, 1, kBlockLanes, kBlockLanes);
+    verdict_out_.FreeTensor(verdict);
+  }
+
+ private:
+  AscendC::TBuf<AscendC::TPosition::VECCALC> zeros_buffer_;
+  AscendC::TQue<AscendC::TPosition::VECOUT, 1> verdict_out_;
+  AscendC::LocalTensor<float> zeros_;  // sums of zeros
+};
