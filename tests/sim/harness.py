@@ -196,6 +196,15 @@ class _CountersStruct(ctypes.Structure):
     )
 
 
+class _TrafficStruct(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("read_bytes", ctypes.c_uint64),
+        ("written_bytes", ctypes.c_uint64),
+        ("hbm_bytes", ctypes.c_uint64),
+    )
+
+
 @cache
 def _runtime() -> ctypes.CDLL:
     library = ctypes.CDLL(str(build_runtime()), mode=ctypes.RTLD_GLOBAL)
@@ -209,6 +218,8 @@ def _runtime() -> ctypes.CDLL:
     library.sim_report.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
     library.sim_report.restype = ctypes.c_size_t
     library.sim_counters.argtypes = (ctypes.POINTER(_CountersStruct),)
+    library.sim_traffic.argtypes = (ctypes.POINTER(_TrafficStruct), ctypes.c_size_t)
+    library.sim_traffic.restype = ctypes.c_size_t
     library.sim_register.argtypes = (
         ctypes.c_void_p,
         ctypes.c_size_t,
@@ -277,14 +288,36 @@ class CoreCounters:
         """The part of the core's time in which `pipe`, one of PIPES, works."""
         return self.busy_cycles[pipe] / self.total_cycles if self.total_cycles else 0.0
 
+    def work(self) -> int:
+        """Cycles of the core's busiest unit: the least that its work takes."""
+        return max(cycles for pipe, cycles in self.busy_cycles.items() if pipe != "S")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of one tensor that a launch moved; `hbm_bytes` of those read were not in L2."""
+
+    read_bytes: int
+    written_bytes: int
+    hbm_bytes: int
+
 
 @dataclass(frozen=True)
 class Counters:
-    """Counters of a launch: the sums over the cores, each core, and the slowest core's cycles."""
+    """Counters of a launch: the sums over the cores, each core, and the slowest core's cycles.
+
+    The cores are the cube cores (AIC), if there are any, then the vector cores (AIV). `traffic` is
+    by tensor; parts of a tensor that were named are apart from it.
+    """
 
     total: CoreCounters
     cores: tuple[CoreCounters, ...]
     total_cycles: int
+    traffic: dict[str, Traffic]
+
+    def of_kind(self, *, cube: bool) -> tuple[CoreCounters, ...]:
+        """Return the cube cores, or the vector cores."""
+        return tuple(core for core in self.cores if bool(core.is_cube) == cube)
 
 
 @dataclass(frozen=True)
@@ -295,11 +328,21 @@ class Result:
     counters: Counters
 
 
+@dataclass(frozen=True)
+class Part:
+    """Bytes of a tensor that count as a tensor of their own, with a name and bounds."""
+
+    name: str
+    offset: int
+    size: int
+
+
 @dataclass(frozen=True, eq=False)
 class _Argument:
     array: np.ndarray
     access: int
     name: str
+    parts: Sequence[Part] = ()
 
 
 def read(array: np.ndarray, name: str = "") -> _Argument:
@@ -307,9 +350,9 @@ def read(array: np.ndarray, name: str = "") -> _Argument:
     return _Argument(array, _READ, name)
 
 
-def write(array: np.ndarray, name: str = "") -> _Argument:
+def write(array: np.ndarray, name: str = "", parts: Sequence[Part] = ()) -> _Argument:
     """Pass an output or workspace: garbage at first, and the array gets what the kernel wrote."""
-    return _Argument(array, _READ | _WRITE | _POISON, name)
+    return _Argument(array, _READ | _WRITE | _POISON, name, parts)
 
 
 def update(array: np.ndarray, name: str = "") -> _Argument:
@@ -335,11 +378,19 @@ class _GuardedBuffer:
         else:
             inside[:] = np.ascontiguousarray(argument.array).reshape(-1).view(np.uint8)
         self.address = self.memory.ctypes.data + self.first
-        _runtime().sim_register(self.address, self.size, self.name.encode(), argument.access)
+        self.register(Part(self.name, 0, self.size))
+        for part in argument.parts:
+            self.register(part)
+
+    def register(self, part: Part) -> None:
+        _runtime().sim_register(
+            self.address + part.offset, part.size, part.name.encode(), self.argument.access
+        )
 
     def close(self) -> list[str]:
         """Give the results back and report what was written around them."""
-        _runtime().sim_unregister(self.address)
+        for offset in [part.offset for part in self.argument.parts] + [0]:
+            _runtime().sim_unregister(self.address + offset)
         end = self.first + self.size
         if self.argument.access & _WRITE:
             array = self.argument.array
@@ -360,7 +411,21 @@ def _counters() -> Counters:
         return CoreCounters(**values)
 
     cores = tuple(convert(raw.core[i]) for i in range(raw.num_cores))
-    return Counters(convert(raw.total), cores, raw.total_cycles)
+    return Counters(convert(raw.total), cores, raw.total_cycles, _traffic())
+
+
+def _traffic() -> dict[str, Traffic]:
+    """Return the bytes of the last launch by name; parts of one name are added up."""
+    count = _runtime().sim_traffic(None, 0)
+    raw = (_TrafficStruct * count)()
+    _runtime().sim_traffic(raw, count)
+    sums: dict[str, list[int]] = {}
+    for entry in raw:
+        total = sums.setdefault(entry.name.decode(), [0, 0, 0])
+        total[0] += entry.read_bytes
+        total[1] += entry.written_bytes
+        total[2] += entry.hbm_bytes
+    return {name: Traffic(*total) for name, total in sums.items()}
 
 
 def _report() -> tuple[str, ...]:
@@ -380,7 +445,7 @@ def launch(
     kernel
         What to run. Its parameters are GM_ADDR or 64-bit integers.
     block_dim
-        Number of vector cores.
+        Number of vector cores, or of groups where the kernel states a type with cube cores.
     *args
         One for each parameter: an array or ``read(array)``, ``write(array)``, ``update(array)``,
         copied to memory of exactly its size with red zones around; or an integer.
@@ -400,7 +465,8 @@ def launch(
             buffers.append(_GuardedBuffer(argument, f"arg{i}"))
             words[i] = buffers[-1].address
         _runtime().sim_launch(kernel.entry, block_dim, words, len(args), seed)
+        counters = _counters()
     finally:
         for buffer in buffers:
             extra += buffer.close()
-    return Result((*_report(), *extra), _counters())
+    return Result((*_report(), *extra), counters)

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.sim.harness import HERE, Kernel, Result, launch, read, write
+from tests.sim.harness import HERE, Kernel, Part, Result, launch, read, write
 
 SHAPES = [(16, 16, 16), (128, 128, 128), (1, 16, 48), (5, 48, 64), (33, 80, 40), (64, 16, 200)]
 
@@ -86,3 +86,57 @@ def test_a_mixed_kernel_hands_results_from_cube_to_vector_cores(seed: int) -> No
     assert (out == doubled(24)[0]).all()
     assert sum(core.is_cube for core in result.counters.cores) == 24
     assert len(result.counters.cores) == 72
+
+
+def test_traffic_is_counted_by_tensor_and_by_memory() -> None:
+    _, result = doubled(3)
+
+    traffic = result.counters.traffic
+    total = result.counters.total
+    n, k = 48, 64
+    c_bytes = 3 * 16 * n * 4
+    assert traffic["arg0"].read_bytes == 3 * 16 * k * 2
+    assert traffic["arg1"].read_bytes == 3 * n * k * 2
+    assert traffic["arg1"].hbm_bytes == n * k * 2  # the other groups find it in L2
+    assert traffic["workspace"].written_bytes == traffic["workspace"].read_bytes == c_bytes
+    assert traffic["workspace"].hbm_bytes == 0
+    assert traffic["out"].written_bytes == c_bytes
+    assert total.gm_l1_bytes == 3 * (16 + n) * k * 2
+    assert total.l1_l0a_bytes == 3 * 16 * k * 2
+    assert total.l1_l0b_bytes == 3 * n * k * 2
+    assert total.l0c_gm_bytes == total.gm_read_bytes == total.gm_written_bytes == c_bytes
+    assert total.mmad_steps == 3 * (n // 16) * (k // 16)
+
+
+def test_named_parts_are_counted_apart_and_have_bounds_of_their_own() -> None:
+    n, k = 48, 64
+    a, b = (np.ones((rows, k), dtype=np.float16) for rows in (16, n))
+    c, out = (np.zeros((16, n), dtype=np.float32) for _ in range(2))
+    whole, half = 16 * n * 4, 8 * n * 4
+    results = [
+        launch(
+            kernel("doubled_product"),
+            1,
+            a,
+            b,
+            write(c, "c", [Part("S", 0, size)]),
+            write(out),
+            n,
+            k,
+        )
+        for size in (whole, half)
+    ]
+
+    assert results[0].violations == ()
+    assert results[0].counters.traffic["S"].written_bytes == whole
+    assert "of S, which has [0, 1536)" in results[1].violations[0]
+
+
+def test_work_that_overlaps_takes_less_than_its_sum() -> None:
+    """The flag of the cube core waits for its last pipe, and the vector cores wait for the flag."""
+    counters = doubled(1)[1].counters
+    (cube,) = counters.of_kind(cube=True)
+    for vector in counters.of_kind(cube=False):
+        assert vector.total_cycles > cube.busy_cycles["MTE2"] + cube.busy_cycles["FIX"]
+    assert counters.total_cycles == max(core.total_cycles for core in counters.cores)
+    assert cube.work() == max(cube.busy_cycles.values())

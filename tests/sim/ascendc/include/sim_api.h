@@ -77,6 +77,18 @@ size_t sim_report(char* out, size_t capacity);
 // Counters of the last launch.
 void sim_counters(struct SimCounters* out);
 
+// Bytes of a registered range that the last launch moved: those of the tensors that were given to
+// SetGlobalBuffer inside it, and inside no smaller range.
+struct SimTraffic {
+  const char* name;  // as long as the range is registered
+  uint64_t read_bytes;
+  uint64_t written_bytes;
+  uint64_t hbm_bytes;  // of those read, what L2 didn't hold
+};
+
+// Writes the traffic of at most `capacity` ranges; returns how many there are.
+size_t sim_traffic(struct SimTraffic* out, size_t capacity);
+
 // Makes [p, p + bytes) global memory under `name`; `access` is an or of SimAccess. Every GM access
 // must lie inside one registered range. Registering a range inside another one makes a sub-tensor:
 // the smallest range that contains the address given to SetGlobalBuffer is that tensor's bound.

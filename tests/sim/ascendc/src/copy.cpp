@@ -61,14 +61,6 @@ bool GmIsAligned(const Instruction& now, const GmView& view, const CopyShape& sh
   return false;
 }
 
-// The time of a copy: every piece costs a start, and moves whole bursts.
-void SpendCopy(const Instruction& now, const CopyShape& shape, int64_t latency) {
-  const int64_t bursts = (shape.bytes + kGmBurst - 1) / kGmBurst * kGmBurst;
-  const int64_t piece = kPieceStart + (bursts + kGmBytesPerCycle - 1) / kGmBytesPerCycle;
-  Spend(now, kCopyStart + shape.blocks * piece, latency);
-  ++now.core.counters.copy_calls;
-}
-
 void Fill(uint8_t* to, int64_t bytes, const CopyShape& shape) {
   for (int64_t at = 0; at < bytes; at += shape.element) {
     std::memcpy(to + at, &shape.pad_value, static_cast<size_t>(shape.element));
@@ -86,8 +78,8 @@ void CopyIn(const char* name, const LocalView& dst, const GmView& src, const Cop
       !Usable(now, dst, "dst", space) || !Aligned(now, dst, kBlock, "dst")) {
     return;
   }
-  SpendCopy(now, shape, kReadLatency);
   Core& core = now.core;
+  const uint64_t hbm_before = core.counters.hbm_bytes;
   const int64_t piece = PieceInside(shape);
   // Paddings hold the value; the rest of the last block does too, but only if there is a padding.
   const bool tail_is_filled = shape.pad_value_set && (shape.left > 0 || shape.right > 0);
@@ -113,6 +105,7 @@ void CopyIn(const char* name, const LocalView& dst, const GmView& src, const Cop
     (to_l1 ? core.counters.gm_l1_bytes : core.counters.gm_read_bytes) +=
         static_cast<uint64_t>(shape.bytes);
   }
+  SpendCopy(now, shape.blocks, shape.blocks * shape.bytes, hbm_before, false);
 }
 
 void CopyOut(const char* name, const GmView& dst, const LocalView& src, const CopyShape& shape,
@@ -122,8 +115,8 @@ void CopyOut(const char* name, const GmView& dst, const LocalView& src, const Co
       !Aligned(now, src, kBlock, "src")) {
     return;
   }
-  SpendCopy(now, shape, kWriteLatency);
   Core& core = now.core;
+  const uint64_t hbm_before = core.counters.hbm_bytes;
   const int64_t piece = PieceInside(shape);
   for (int64_t i = 0; i < shape.blocks; ++i) {
     const int64_t from = i * (piece + shape.local_gap * kBlock);
@@ -137,6 +130,7 @@ void CopyOut(const char* name, const GmView& dst, const LocalView& src, const Co
                 static_cast<size_t>(shape.bytes));
     core.counters.gm_written_bytes += static_cast<uint64_t>(shape.bytes);
   }
+  SpendCopy(now, shape.blocks, shape.blocks * shape.bytes, hbm_before, true);
 }
 
 void CopyLocal(const LocalView& dst, const LocalView& src, int64_t blocks, int64_t length,

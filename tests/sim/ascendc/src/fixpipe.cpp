@@ -1,4 +1,5 @@
 // Results from L0C to GM.
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -108,7 +109,11 @@ void Fixpipe(const GmView& dst, const LocalView& src, Type type, const FixpipeSh
   }
   const int64_t elements = shape.matrices * shape.m * shape.n;
   now.core.counters.l0c_gm_bytes += static_cast<uint64_t>(elements * element);
-  Spend(now, kCopyStart + elements / kFixpipeElements, kWriteLatency);
+  const int64_t pieces = shape.nz ? 1 : shape.matrices * shape.m;
+  const int64_t transfer = TransferCycles(now.core, 0, elements * element);
+  const int64_t cycles = std::max({elements / kFixpipeElements, pieces * kPieceStart, transfer});
+  ++now.core.counters.copy_calls;
+  Spend(now, kCopyStart + cycles, kWriteLatency);
 }
 
 }  // namespace sim

@@ -61,6 +61,7 @@ void CopyNdToNz(const LocalView& dst, const GmView& src, const NzShape& shape, S
     return;
   }
   const int64_t row_bytes = shape.columns * shape.element;
+  const uint64_t hbm_before = now.core.counters.hbm_bytes;
   for (int64_t matrix = 0; matrix < shape.matrices; ++matrix) {
     for (int64_t row = 0; row < shape.rows; ++row) {
       const int64_t from =
@@ -74,8 +75,8 @@ void CopyNdToNz(const LocalView& dst, const GmView& src, const NzShape& shape, S
   }
   const int64_t rows = shape.matrices * shape.rows;
   now.core.counters.gm_l1_bytes += static_cast<uint64_t>(rows * row_bytes);
-  ++now.core.counters.copy_calls;
-  Spend(now, kCopyStart + rows * row_bytes / 37, kReadLatency);
+  const bool dense = shape.src_row_stride == shape.columns;
+  SpendCopy(now, dense ? shape.matrices : rows, rows * row_bytes, hbm_before, false);
 }
 
 namespace {

@@ -37,6 +37,10 @@ struct Range {
   std::string name;
   int access = 0;
   std::vector<uint64_t> valid;  // a bit for each byte, where the range was registered as poison
+  std::vector<uint64_t> in_l2;  // a bit for each line that this launch has touched
+  uint64_t read_bytes = 0;      // of this launch
+  uint64_t written_bytes = 0;
+  uint64_t hbm_bytes = 0;
   std::unique_ptr<uint32_t[], FreeDeleter> chunks;  // heads of lists of Use, for this launch
 
   uint64_t bytes() const { return end - begin; }
@@ -289,6 +293,32 @@ void TrackGarbage(const Instruction& now, Range& range, uint64_t address, uint64
   });
 }
 
+// ---- Global memory: traffic ---------------------------------------------------------------------
+
+// Brings the bytes into L2 and returns how many of those that are read came from HBM. L2 counts as
+// large enough for a launch; what is written stays there.
+uint64_t PassL2(uint64_t address, uint64_t bytes, bool write) {
+  Range& range = *Find(address, false);
+  if (range.in_l2.empty()) range.in_l2.resize(range.bytes() / kL2Line / 64 + 2);
+  const uint64_t base = range.begin / kL2Line;
+  uint64_t lines = 0;
+  ForWords(range.in_l2, address / kL2Line - base, (address + bytes - 1) / kL2Line - base + 1,
+           [&](uint64_t& word, uint64_t mask, uint64_t) {
+             lines += static_cast<uint64_t>(__builtin_popcountll(mask & ~word));
+             word |= mask;
+           });
+  return write ? 0 : std::min(lines * kL2Line, bytes);
+}
+
+void CountTraffic(const Instruction& now, Range& range, uint64_t address, uint64_t bytes,
+                  bool write) {
+  if (bytes == 0) return;
+  const uint64_t from_hbm = PassL2(address, bytes, write);
+  (write ? range.written_bytes : range.read_bytes) += bytes;
+  range.hbm_bytes += from_hbm;
+  now.core.counters.hbm_bytes += from_hbm;
+}
+
 // ---- The core's own memories
 // ------------------------------------------------------------------------------
 
@@ -495,9 +525,29 @@ bool TouchGm(const Instruction& now, const GmView& view, int64_t offset, int64_t
            write ? "writes" : "reads", range->name.c_str(), write ? "write" : "read");
     return !write;
   }
+  CountTraffic(now, *range, address, static_cast<uint64_t>(bytes), write);
   TrackGarbage(now, *range, address, static_cast<uint64_t>(bytes), write);
   TrackOrder(now, address, static_cast<uint64_t>(bytes), write);
   return true;
+}
+
+int64_t TransferCycles(const Core& core, int64_t hbm_bytes, int64_t l2_bytes) {
+  const bool cube = core.place.kind == Kind::kCube;
+  const int64_t hbm = cube ? kHbmBytesOfCube : kHbmBytesOfVector;
+  const int64_t l2 = cube ? kL2BytesOfCube : kL2BytesOfVector;
+  return (hbm_bytes + hbm - 1) / hbm + (l2_bytes + l2 - 1) / l2;
+}
+
+// A piece moves whole bursts. Its start is hidden behind the transfer of the piece before it,
+// unless the pieces are short.
+void SpendCopy(const Instruction& now, int64_t pieces, int64_t bytes, uint64_t hbm_before,
+               bool write) {
+  const auto from_hbm = static_cast<int64_t>(now.core.counters.hbm_bytes - hbm_before);
+  const int64_t each = (bytes / pieces + kGmBurst - 1) / kGmBurst * kGmBurst;
+  const int64_t transfer = TransferCycles(now.core, from_hbm, each * pieces - from_hbm);
+  const int64_t latency = write ? kWriteLatency : from_hbm > 0 ? kReadLatency : kL2ReadLatency;
+  Spend(now, kCopyStart + std::max(pieces * kPieceStart, transfer), latency);
+  ++now.core.counters.copy_calls;
 }
 
 namespace {
@@ -564,10 +614,16 @@ void CheckSyncWorkspace(const Instruction& now, const GmView& view, int64_t byte
   }
 }
 
-void StartGm() { gm().uses.assign(1, Use{}); }
+void StartGm() {
+  gm().uses.assign(1, Use{});
+  for (auto& range : gm().ranges) range->read_bytes = range->written_bytes = range->hbm_bytes = 0;
+}
 
 void FinishGm() {
-  for (auto& range : gm().ranges) range->chunks.reset();
+  for (auto& range : gm().ranges) {
+    range->chunks.reset();
+    range->in_l2.clear();
+  }
   gm().uses.clear();
 }
 
@@ -604,6 +660,15 @@ void sim_unregister(const void* p) {
     }
   }
   sim::gm().Sort();
+}
+
+size_t sim_traffic(SimTraffic* out, size_t capacity) {
+  const auto& ranges = sim::gm().ranges;
+  for (size_t i = 0; i < std::min(capacity, ranges.size()); ++i) {
+    const sim::Range& range = *ranges[i];
+    out[i] = {range.name.c_str(), range.read_bytes, range.written_bytes, range.hbm_bytes};
+  }
+  return ranges.size();
 }
 
 void sim_clear(void) {

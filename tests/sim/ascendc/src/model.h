@@ -41,18 +41,23 @@ constexpr int64_t kCrossCoreLimit = 15;    // a flag's counter
 constexpr int64_t kFirstSyncAllFlag = 11;  // SyncAll uses 11 to 14
 constexpr int64_t kLastSyncAllFlag = 14;
 
-// Cycles. The throughput of the vector unit is in CANN's table of theoretical performance;
-// latencies and start-up costs are nowhere published, so these are round numbers of the right size.
-// At 1.8 GHz, HBM's 1.6 TB/s are 889 bytes a cycle, or 18.5 for each of 48 cores that all read at
-// once.
+// Cycles of 1.8 GHz. Throughputs are in CANN's documents (docs/simulated-device.md names them);
+// most latencies and start-up costs are nowhere published, so those are round numbers of the right
+// size. HBM's 1.6 TB/s are 889 bytes a cycle, shared by the 48 vector cores or the 24 cube cores
+// that all read at once; L2's 5 TB/s likewise.
 constexpr int64_t kIssueCycles = 2;        // the scalar unit, for each instruction that it issues
 constexpr int64_t kVectorStart = 4;        // the vector unit before an instruction's first repeat
 constexpr int64_t kVectorLatency = 24;     // from the last repeat's start to its result in UB
-constexpr int64_t kGmBytesPerCycle = 18;   // each direction of one core
+constexpr int64_t kHbmBytesOfVector = 18;  // a cycle, for each vector core
+constexpr int64_t kL2BytesOfVector = 57;
+constexpr int64_t kHbmBytesOfCube = 37;
+constexpr int64_t kL2BytesOfCube = 115;
+constexpr int64_t kL2Line = 64;            // bytes: what counts as read once
 constexpr int64_t kCopyStart = 24;         // the DMA engine, for each copy
 constexpr int64_t kPieceStart = 4;         // the DMA engine, for each piece of a copy
 constexpr int64_t kGmBurst = 32;           // bytes: the smallest transfer
-constexpr int64_t kReadLatency = 500;      // from the last piece's start until it is in UB
+constexpr int64_t kReadLatency = 500;      // from the last piece's start until it is there
+constexpr int64_t kL2ReadLatency = 250;    // likewise, where L2 holds all of it
 constexpr int64_t kWriteLatency = 300;     // from the last piece's start until GM has it
 constexpr int64_t kUbBytesPerCycle = 256;  // UB to UB
 constexpr int64_t kL0aBytesPerCycle = 256;
