@@ -1,4 +1,4 @@
-"""Every rule of the simulated vector core: a kernel that breaks it is named, its twin is not."""
+"""Every rule of the simulated cores: a kernel that breaks it is named, its twin is not."""
 
 from __future__ import annotations
 
@@ -186,6 +186,120 @@ CORES = [
     ("sync_workspace_is_zero", "sync-all", "the workspace must be zero before the launch"),
     ("sync_all_needs_a_mixed_kernel", "kernel-type", "KERNEL_TASK_TYPE_DEFAULT"),
 ]
+CUBE = [
+    ("cubes_have_no_vector_unit", "core-kind", "Duplicate works on the pipe V, which a cube core"),
+    (
+        "cubes_have_no_unified_buffer",
+        "core-kind",
+        "InitBuffer in UB, which a cube core doesn't have",
+    ),
+    (
+        "tensors_are_placed_in_memories_of_the_core",
+        "core-kind",
+        "a tensor in UB, which a cube core",
+    ),
+    (
+        "events_are_between_pipes_of_the_core",
+        "core-kind",
+        "SetFlag<MTE2_V>, but a cube core doesn't",
+    ),
+    ("barriers_are_on_pipes_of_the_core", "core-kind", "PipeBarrier<PIPE_MTE3>, which a cube core"),
+    ("loads_come_from_l1", "position", "LoadData: src lies in L0B, expected L1"),
+    ("left_matrices_lie_in_l0a", "position", "Mmad: fm lies in L0B, expected L0A"),
+    ("matrices_become_fractals_in_l1", "position", "DataCopy: dst lies in L0A, expected L1"),
+    ("l1_capacity", "cube-capacity", "makes 524288 in all, but L1 has 524032 for kernels"),
+    ("l0_capacity", "cube-capacity", "makes 66560 in all, but L0B has 65536 for kernels"),
+    ("l0c_capacity", "cube-capacity", "a tensor at L0C 99328 with 32768 bytes, but L0C has 131072"),
+    ("fractals_fit_into_l1", "cube-bounds", "DataCopy: dst uses bytes [2048, 2080) of a tensor"),
+    ("loads_stay_inside_l1", "cube-bounds", "LoadData: src uses bytes [2048, 2560) of a tensor"),
+    ("loads_stay_inside_l0", "cube-bounds", "LoadData: dst uses bytes [2048, 2560) of a tensor"),
+    ("products_stay_inside_l0c", "cube-bounds", "Mmad: dst uses bytes [0, 8192) of a tensor"),
+    ("operands_stay_inside_l0", "cube-bounds", "Mmad: fm uses bytes [2048, 2560) of a tensor"),
+    ("results_come_from_inside_l0c", "cube-bounds", "Fixpipe: src uses bytes [4096, 4160)"),
+    ("l1_is_used_in_blocks", "cube-alignment", "dst starts at L1 16, expected a multiple of 32"),
+    ("l0_is_used_in_fractals", "cube-alignment", "at L0A 256, expected a multiple of 512 bytes"),
+    ("products_start_at_fractals", "cube-alignment", "at L0C 512, expected a multiple of 1024"),
+    ("results_start_at_rows", "cube-alignment", "at L0C 32, expected a multiple of 64 bytes"),
+    ("rows_of_gm_have_16_bit_strides", "copy-limits", "srcDValue is 65536, expected 1 to 65535"),
+    ("columns_of_blocks_have_a_stride", "copy-limits", "dstNzC0Stride is 0, expected 1 to 16384"),
+    ("columns_of_blocks_lie_apart", "overlap", "DataCopy writes dst at L1 512 twice"),
+    ("matrices_have_rows", "copy-length", "DataCopy of nothing"),
+    ("loads_repeat_255_times", "copy-limits", "repeatTimes is 256, expected 0 to 255"),
+    ("loads_transpose_16_bit_types", "types", "LoadData transposes 16-bit types"),
+    (
+        "squares_do_not_overwrite_each_other",
+        "overlap",
+        "LoadDataWithTranspose writes dst at L0A 512",
+    ),
+    ("products_have_4095_rows", "mmad", "Mmad: m is 4096, expected 1 to 4095"),
+    ("products_have_a_depth", "mmad", "Mmad: k is 0, expected 1 to 4095"),
+    ("products_have_no_bias", "mmad", "cmatrixSource must be false"),
+    ("results_have_whole_fractals_of_columns", "fixpipe", "nSize must be a multiple of 16"),
+    ("results_are_converted_to_the_output", "fixpipe", "NoQuant for float"),
+    ("rows_of_results_lie_apart", "fixpipe", "dstStride is less than nSize, so rows overwrite"),
+    ("columns_of_results_lie_apart", "fixpipe", "dstStride is less than the rows of a column"),
+    ("channels_are_split_in_nz", "fixpipe", "isChannelSplit is for float and NZ"),
+    ("l1_is_written_before_its_use", "cube-garbage", "Mmad reads fm at L0A 992, which nobody has"),
+    ("padding_may_be_garbage", "cube-garbage", "Mmad reads fm at L0A 544, which nobody has"),
+    ("garbage_is_garbage_when_transposed", "cube-garbage", "Mmad reads filter at L0B 1026"),
+    ("sums_start_with_something", "cube-garbage", "Mmad reads dst at L0C 0, which nobody has"),
+    ("results_were_computed", "cube-garbage", "Fixpipe reads src at L0C 1984, which nobody has"),
+    ("constants_fill_what_is_missing", "cube-garbage", "Mmad reads fm at L0A 512, which nobody"),
+    ("mte1_waits_for_mte2", "cube-order", "SetFlag and WaitFlag<MTE2_MTE1> are missing"),
+    ("mte2_waits_for_mte1", "cube-order", "SetFlag and WaitFlag<MTE1_MTE2> are missing"),
+    ("m_waits_for_mte1", "cube-order", "SetFlag and WaitFlag<MTE1_M> are missing"),
+    ("mte1_waits_for_the_product", "cube-order", "SetFlag and WaitFlag<M_MTE1> are missing"),
+    ("fix_waits_for_m", "cube-order", "SetFlag and WaitFlag<M_FIX> are missing"),
+    ("m_waits_for_fix", "cube-order", "SetFlag and WaitFlag<FIX_M> are missing"),
+    ("small_products_add_up_in_order", "cube-order", "PipeBarrier<PIPE_M> is missing"),
+    ("large_products_add_up_in_order", "cube-order", "PipeBarrier<PIPE_M> is missing"),
+    ("mte2_writes_l1_in_order", "cube-order", "PipeBarrier<PIPE_MTE2> is missing"),
+    ("mte1_writes_l0_in_order", "cube-order", "PipeBarrier<PIPE_MTE1> is missing"),
+    ("fix_writes_gm_in_order", "gm-order", "PipeBarrier<PIPE_FIX> is missing"),
+    ("mte2_reads_what_fix_wrote", "gm-order", "SetFlag and WaitFlag<FIX_MTE2> are missing"),
+    ("l1_queues_take_tensors_back", "queue-use", "src was freed by FreeTensor at line"),
+    (
+        "matrices_are_read_inside",
+        "gm-bounds",
+        "reads bytes [4064, 4128) of in, which has [0, 4096)",
+    ),
+    ("results_are_written_inside", "gm-bounds", "writes bytes [4096, 4160) of out"),
+    ("results_go_to_outputs", "gm-access", "Fixpipe writes in, which the kernel may not write"),
+    ("workspaces_are_garbage", "gm-garbage", "DataCopy reads out[0], which nobody has written"),
+]
+GROUPS = [
+    ("vectors_wait_for_their_cube", "gm-race", "which core AIC 0 wrote at groups.cpp:"),
+    ("flags_follow_the_pipe_that_writes", "gm-race", "which core AIC 0 wrote at groups.cpp:"),
+    ("cubes_wait_for_their_vectors", "gm-race", "which core AIV 0 wrote at groups.cpp:"),
+    ("tiles_are_read_before_the_next", "gm-race", "which core AIV 0 read at groups.cpp:"),
+    ("order_goes_through_the_cube", "gm-race", "which core AIV 0 wrote at groups.cpp:"),
+    ("groups_do_not_wait_for_each_other", "gm-race", "which core AIC 0 wrote at groups.cpp:"),
+    ("vectors_of_a_group_meet", "gm-race", "which core AIV 2 wrote at groups.cpp:"),
+    ("cubes_meet", "gm-race", "which core AIC 0 wrote at groups.cpp:"),
+    ("all_cores_meet", "gm-race", "which core AIC 0 wrote at groups.cpp:"),
+    ("answers_tell_of_the_own_past", "ub-order", "SetFlag and WaitFlag<MTE3_V> are missing"),
+    (
+        "workspaces_are_written_by_someone",
+        "gm-garbage",
+        "reads out[2048], which nobody has written",
+    ),
+    ("cubes_wait_for_both_vectors", "deadlock", "CrossCoreWaitFlag(3) waits for ever: core AIV"),
+    ("flags_have_an_id", "deadlock", "CrossCoreWaitFlag(2) waits for ever: core AIC 1 has ended"),
+    ("someone_sets_first", "deadlock", "CrossCoreWaitFlag(1) waits for ever: core AIC 1 waits at"),
+    ("vectors_wait_for_every_flag", "cross-core", "CrossCoreSetFlag(1) has no CrossCoreWaitFlag"),
+    ("counters_of_a_group_end_at_fifteen", "cross-core", "CrossCoreSetFlag(1) is up to 16 ahead"),
+    ("answers_hold_the_setter_back", "cross-core", "ahead of CrossCoreWaitFlag on core AIV 0"),
+    (
+        "flags_have_one_mode_at_a_time",
+        "cross-core",
+        "CrossCoreSetFlag(1) of mode 1, while core AIV",
+    ),
+    ("mode_1_is_for_vectors", "core-kind", "CrossCoreSetFlag of mode 1 on a cube core"),
+    ("sync_all_by_default_is_for_vectors", "core-kind", "SyncAll<true> on a cube core"),
+    ("cubes_set_flags_on_their_pipes", "core-kind", "CrossCoreSetFlag on the pipe MTE3"),
+    ("vectors_have_no_l1", "core-kind", "InitBuffer in L1, which a vector core doesn't have"),
+    ("vectors_have_no_matrix_unit", "core-kind", "Mmad works on the pipe M, which a vector core"),
+]
 RULES = [
     (source, *row)
     for source, rows in (
@@ -194,6 +308,8 @@ RULES = [
         ("order", ORDER),
         ("vector", VECTOR),
         ("cores", CORES),
+        ("cube", CUBE),
+        ("groups", GROUPS),
     )
     for row in rows
 ]
@@ -253,10 +369,10 @@ def kernel(source: str, name: str) -> Kernel:
 
 
 def run(source: str, name: str, seed: int = 0) -> Result:
-    """Run one kernel of a rule on two cores, or one where cores have nothing to do with it."""
+    """Run one kernel of a rule on two cores or groups, or on one core where one is enough."""
     values = np.zeros(1024, dtype=np.float32)
     values[32:] = np.arange(1, 993)
-    cores = 2 if source == "cores" else 1
+    cores = 2 if source in ("cores", "groups") else 1
     out = np.zeros(1024, dtype=np.float32)
     return launch(kernel(source, name), cores, read(values, "in"), write(out, "out"), seed=seed)
 
@@ -284,15 +400,22 @@ def test_a_kept_rule_is_not_reported(source: str, name: str) -> None:
     assert run(source, f"{name}_kept").violations == ()
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(
-    "name", [name for name, rule, _ in CORES if rule in ("gm-race", "gm-line", "gm-cache")]
-)
-def test_a_race_is_reported_in_whatever_order_the_cores_run(name: str, seed: int) -> None:
-    broken = run("cores", f"{name}_broken", seed=seed).violations
+RACES = [
+    (source, name)
+    for source, name, rule, _ in RULES
+    if source in ("cores", "groups") and rule in ("gm-race", "gm-line", "gm-cache", "cross-core")
+]
 
-    assert any(v.startswith("cores.cpp:") or v.startswith("bench.h:") for v in broken)
-    assert run("cores", f"{name}_kept", seed=seed).violations == ()
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("source", "name"), RACES, ids=[row[1] for row in RACES])
+def test_a_race_is_reported_in_whatever_order_the_cores_run(
+    source: str, name: str, seed: int
+) -> None:
+    broken = run(source, f"{name}_broken", seed=seed).violations
+
+    assert any(v.startswith((f"{source}.cpp:", "bench.h:")) for v in broken)
+    assert run(source, f"{name}_kept", seed=seed).violations == ()
 
 
 def compile_statement(statement: str, folder: Path) -> None:
@@ -334,6 +457,20 @@ def test_more_blocks_than_cores_are_refused() -> None:
 
     (violation,) = result.violations
     assert "block_dim is 41, expected 1 to 40: all blocks must be resident at once" in violation
+
+
+def test_more_groups_than_cube_cores_are_refused() -> None:
+    with configured(cores=6):
+        result = launch(kernel("matmul", "half_straight"), 4, np.zeros(4, np.half), 0, 0, 1, 1, 1)
+
+    (violation,) = result.violations
+    assert "block_dim is 4, expected 1 to 3 cube cores: all blocks must be resident" in violation
+
+
+def test_the_cores_of_a_deadlock_say_who_waits_where() -> None:
+    first, second = sorted(run("groups", "someone_sets_first_broken").violations)
+    assert "CrossCoreWaitFlag(0) waits for ever: core AIV 2 waits at groups.cpp:" in first
+    assert "CrossCoreWaitFlag(1) waits for ever: core AIC 1 waits at groups.cpp:" in second
 
 
 def test_select_needs_the_reserved_part_of_the_buffer() -> None:

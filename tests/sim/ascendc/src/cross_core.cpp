@@ -247,7 +247,8 @@ void SyncAll(bool aiv_only, Site site) {
   Core& core = Self();
   RequireMixed(core, "SyncAll", site);
   if (!aiv_only && !HasBothKinds(core.kernel_type)) {
-    Report(site, "deadlock", "SyncAll<false> waits for cube cores, which this kernel has none of");
+    Report(site, "deadlock",
+           "SyncAll<false> waits for cube cores and vector cores; this kernel lacks one kind");
     Fail();
   }
   if (aiv_only && core.place.kind == Kind::kCube) {
@@ -292,7 +293,9 @@ void CrossCoreSet(int mode, pipe_t pipe, int64_t id, Site site) {
   RequireMixed(core, "CrossCoreSetFlag", site);
   if (mode != 0 && !HasBothKinds(core.kernel_type)) {
     Report(site, "cross-core",
-           "CrossCoreSetFlag of mode %d needs cube cores, which this kernel has none of", mode);
+           "CrossCoreSetFlag of mode %d needs cube cores and vector cores: state "
+           "KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2)",
+           mode);
     Fail();
   }
   if (mode == 1 && place.kind == Kind::kCube) {

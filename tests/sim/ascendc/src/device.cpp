@@ -37,6 +37,7 @@ struct Runner {
   std::thread thread;
   std::condition_variable turn_came;
   const Waiting* waiting = nullptr;
+  std::string waits_in_vain;  // why its wait has no end
   Site waits_at{};
   bool started = false;
   bool finished = false;
@@ -96,6 +97,10 @@ int NextTurn(Device& d) {
     }
   }
   if (able.empty() && waiting) {
+    for (uint32_t i = 0; i < d.num_cores; ++i) {
+      Runner& runner = *d.runners[i];
+      if (!runner.finished) runner.waits_in_vain = runner.waiting->explain(*runner.waiting);
+    }
     d.deadlocked = true;
     return NextTurn(d);
   }
@@ -142,7 +147,7 @@ void RunCore(Device& d, Runner& runner) {
       CheckEnd(*runner.core);
     }
   } catch (const Abandon&) {
-    d.abandoned = true;  // what made it stop is in the report
+    if (!d.deadlocked) d.abandoned = true;  // what made it stop is in the report
   }
   lock.lock();
   runner.finished = true;
@@ -278,7 +283,7 @@ void WaitUntil(const Waiting& waiting, Site site) {
   AwaitTurn(d, lock, runner);
   lock.unlock();
   if (d.deadlocked) {
-    if (!d.abandoned) Report(site, "deadlock", "%s", waiting.explain(waiting).c_str());
+    if (!d.abandoned) Report(site, "deadlock", "%s", runner.waits_in_vain.c_str());
     runner.waiting = nullptr;
     throw Abandon{};
   }
@@ -383,7 +388,7 @@ int sim_launch(const void* entry, uint32_t block_dim, const uint64_t* args, uint
     d.launch_ended.wait(lock, [&] { return d.turn == -1; });
   }
   for (uint32_t i = 0; i < d.num_cores; ++i) d.runners[i]->thread.join();
-  if (!d.abandoned) sim::CheckCrossCoreEnd();
+  if (!d.abandoned && !d.deadlocked) sim::CheckCrossCoreEnd();
   sim::FinishGm();
   sim::CollectCounters(d);
   return static_cast<int>(d.violations.size());

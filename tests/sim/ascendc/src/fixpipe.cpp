@@ -23,6 +23,8 @@ bool Holds(const Instruction& now, bool rule, const char* text) {
   return rule;
 }
 
+int64_t SizeOf(Type type) { return type == Type::kFloat ? 4 : 2; }
+
 QuantMode_t ModeFor(Type type) {
   return type == Type::kHalf ? F322F16 : type == Type::kBfloat16 ? F322BF16 : NoQuant;
 }
@@ -45,6 +47,8 @@ bool FixpipeShapeIsAllowed(const Instruction& now, Type type, const FixpipeShape
                "isChannelSplit is for float and NZ") &&
          Holds(now, shape.nz || shape.dst_stride >= shape.n,
                "dstStride is less than nSize, so rows overwrite each other") &&
+         Holds(now, !shape.nz || shape.dst_stride * kBlock >= shape.m * columns * SizeOf(type),
+               "dstStride is less than the rows of a column, so columns overwrite each other") &&
          Holds(now, !shape.nz || shape.matrices == 1, "ndNum is for ROW_MAJOR");
 }
 
@@ -52,7 +56,7 @@ bool FixpipeShapeIsAllowed(const Instruction& now, Type type, const FixpipeShape
 bool Store(const Instruction& now, const GmView& dst, int64_t offset, const float* values,
            int64_t count, Type type, bool relu) {
   uint8_t bytes[kRow];
-  const int64_t element = type == Type::kFloat ? 4 : 2;
+  const int64_t element = SizeOf(type);
   if (!TouchGm(now, dst, offset, count * element, true)) return false;
   for (int64_t i = 0; i < count; ++i) {
     const float value = relu && values[i] < 0.0f ? 0.0f : values[i];
@@ -87,7 +91,7 @@ void Fixpipe(const GmView& dst, const LocalView& src, Type type, const FixpipeSh
       !Aligned(now, src, kRow, "src")) {
     return;
   }
-  const int64_t element = type == Type::kFloat ? 4 : 2;
+  const int64_t element = SizeOf(type);
   const int64_t width = shape.split_channels ? kFractals / 2 : kFractals;
   const uint8_t* l0c = now.core.Memory(Space::kL0c).bytes.get();
   for (int64_t matrix = 0; matrix < shape.matrices; ++matrix) {

@@ -43,7 +43,7 @@ bool PlaceRow(const Instruction& now, const LocalView& dst, int64_t first, const
     const int64_t to = first + at / kBlock * shape.dst_column_stride * kBlock;
     if (!Inside(now, dst, to, kBlock, "dst")) return false;
     const uint32_t addr = dst.addr + static_cast<uint32_t>(to);
-    Touch(now, Space::kL1, addr, kBlock, true, "dst");
+    TouchOnce(now, Space::kL1, addr, kBlock, "dst");
     uint8_t* block = l1.bytes.get() + addr;
     const int64_t used = std::min<int64_t>(bytes - at, kBlock);
     std::memcpy(block, row + at, static_cast<size_t>(used));
@@ -150,7 +150,7 @@ void LoadFractals(const char* name, const LocalView& dst, const LocalView& src,
       const int64_t to = (i * (1 + shape.dst_gap) + part * (1 + shape.dst_part_gap)) * kFractal;
       if (!Inside(now, dst, to, kFractal, "dst")) return;
       targets[part] = dst.addr + static_cast<uint32_t>(to);
-      Touch(now, space, targets[part], kFractal, true, "dst");
+      TouchOnce(now, space, targets[part], kFractal, "dst");
     }
     if (!shape.transpose) {
       std::memcpy(l0.bytes.get() + targets[0], l1.bytes.get() + source, kFractal);

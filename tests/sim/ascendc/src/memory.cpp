@@ -476,6 +476,19 @@ void Touch(const Instruction& now, Space space, uint32_t addr, uint32_t bytes, b
   });
 }
 
+void TouchOnce(const Instruction& now, Space space, uint32_t addr, uint32_t bytes,
+               const char* role) {
+  const int slot = SlotOf(space, now.pipe);
+  ForBlocks(addr, bytes, [&](uint32_t block, uint32_t mask) {
+    const BlockState& state = now.core.Memory(space).blocks[block];
+    if (state.write_clock[slot] == now.clock && (state.write_mask[slot] & mask)) {
+      Report(now.site, "overlap", "%s writes %s at %s %u twice", now.name, role, NameOf(space),
+             block * kBlock);
+    }
+    TouchBlock(now, space, block, mask, true, role);
+  });
+}
+
 void TouchUnread(const Instruction& now, Space space, uint32_t addr, uint32_t bytes,
                  const char* role) {
   ForBlocks(addr, bytes, [&](uint32_t block, uint32_t mask) {

@@ -18,6 +18,9 @@ void TouchBlock(const Instruction& instruction, Space space, uint32_t block, uin
                 bool write, const char* role);
 void Touch(const Instruction& instruction, Space space, uint32_t addr, uint32_t bytes, bool write,
            const char* role);
+// Records a write of one instruction that may not write any byte twice.
+void TouchOnce(const Instruction& instruction, Space space, uint32_t addr, uint32_t bytes,
+               const char* role);
 void Poison(Core& core, Space space, uint32_t addr, uint32_t bytes);
 // As Touch for reading, but garbage may be read: it stays garbage where it is copied to.
 void TouchUnread(const Instruction& instruction, Space space, uint32_t addr, uint32_t bytes,

@@ -19,7 +19,9 @@ class Field {
  public:
   template <typename I, std::enable_if_t<std::is_integral_v<I>, bool> = true>
   constexpr Field(I value) : value_(static_cast<int64_t>(value)) {}  // NOLINT
-  constexpr operator int64_t() const { return value_; }              // NOLINT
+  template <typename Other>
+  constexpr Field(const Field<Other>& other) : value_(other) {}  // NOLINT
+  constexpr operator int64_t() const { return value_; }          // NOLINT
 
  private:
   int64_t value_;
