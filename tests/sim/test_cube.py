@@ -1,7 +1,8 @@
-"""The cube core's instructions compute what they are documented to."""
+"""The cube core's instructions compute what they are documented to, and faults are noticed."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import numpy as np
@@ -140,3 +141,41 @@ def test_work_that_overlaps_takes_less_than_its_sum() -> None:
         assert vector.total_cycles > cube.busy_cycles["MTE2"] + cube.busy_cycles["FIX"]
     assert counters.total_cycles == max(core.total_cycles for core in counters.cores)
     assert cube.work() == max(cube.busy_cycles.values())
+
+
+PIPELINED = HERE / "kernels" / "pipelined.cpp"
+FAULTS = re.search(r"enum Fault \{(.*?)kNumFaults", PIPELINED.read_text(), re.DOTALL)
+NAMES = re.findall(r"^  k(\w+),", FAULTS[1] if FAULTS else "", re.MULTILINE)
+
+
+@cache
+def pipelined_kernel() -> Kernel:
+    return Kernel(PIPELINED, "pipelined")
+
+
+def pipelined(fault: str, seed: int) -> str:
+    """Run the kernel with two tiles in flight; say what is wrong with it, "" if nothing is."""
+    groups, tiles, rows, keys, depth = 3, 5, 32, 32, 64
+    a, b, v = (
+        random(count, depth).astype(np.float16)
+        for count in (groups * rows, tiles * keys, tiles * keys + 1)
+    )
+    workspace = np.zeros(groups * 2 * rows * keys * 6, dtype=np.uint8)
+    out = np.zeros((groups * rows, depth), dtype=np.float32)
+    tensors = (read(a), read(b), read(v[:-1]), write(workspace, "workspace"), write(out))
+    result = launch(pipelined_kernel(), groups, *tensors, NAMES.index(fault), seed=seed)
+    if result.violations:
+        return result.violations[0]
+    scores = (a.astype(np.float32) @ b.astype(np.float32).T) * np.float32(0.5)
+    expected = scores.astype(np.float16).astype(np.float64) @ v[:-1].astype(np.float64)
+    same = np.allclose(out, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
+    return "" if same else "wrong result"
+
+
+def test_a_kernel_with_two_tiles_in_flight_keeps_the_rules_in_any_order_of_the_cores() -> None:
+    assert [pipelined("None", seed) for seed in range(100)] == [""] * 100
+
+
+@pytest.mark.parametrize("fault", NAMES[1:])
+def test_a_single_fault_is_noticed_in_any_order_of_the_cores(fault: str) -> None:
+    assert all(pipelined(fault, seed) for seed in range(5))
