@@ -297,6 +297,8 @@ GROUPS = [
     ("mode_1_is_for_vectors", "core-kind", "CrossCoreSetFlag of mode 1 on a cube core"),
     ("sync_all_by_default_is_for_vectors", "core-kind", "SyncAll<true> on a cube core"),
     ("cubes_set_flags_on_their_pipes", "core-kind", "CrossCoreSetFlag on the pipe MTE3"),
+    ("types_are_the_same_on_all_cores", "kernel-type", "differs from that of another core"),
+    ("types_are_stated_first", "kernel-type", "KERNEL_TASK_TYPE_DEFAULT must come before"),
     ("vectors_have_no_l1", "core-kind", "InitBuffer in L1, which a vector core doesn't have"),
     ("vectors_have_no_matrix_unit", "core-kind", "Mmad works on the pipe M, which a vector core"),
 ]

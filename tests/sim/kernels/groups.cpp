@@ -412,6 +412,14 @@ __aicore__ inline void cubes_set_flags_on_their_pipes(GM_ADDR in, GM_ADDR out) {
   }
 }
 
+template <bool kept>
+__aicore__ inline void types_are_the_same_on_all_cores(GM_ADDR in, GM_ADDR out) {
+  if constexpr (!kept) {
+    const auto other = OnCube() ? KERNEL_TYPE_MIX_AIC_1_2 : KERNEL_TYPE_MIX_AIC_1_1;
+    KERNEL_TASK_TYPE_DEFAULT(other);  // breaks here
+  }
+}
+
 // ---- Kinds of core
 // --------------------------------------------------------------------------------
 
@@ -460,3 +468,14 @@ GROUP_RULE(sync_all_by_default_is_for_vectors)
 GROUP_RULE(cubes_set_flags_on_their_pipes)
 GROUP_RULE(vectors_have_no_l1)
 GROUP_RULE(vectors_have_no_matrix_unit)
+GROUP_RULE(types_are_the_same_on_all_cores)
+
+extern "C" __global__ __aicore__ void types_are_stated_first_broken(GM_ADDR in, GM_ADDR out) {
+  AscendC::TPipe pipe;
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);  // breaks here
+}
+
+extern "C" __global__ __aicore__ void types_are_stated_first_kept(GM_ADDR in, GM_ADDR out) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);
+  AscendC::TPipe pipe;
+}

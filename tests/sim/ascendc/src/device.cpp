@@ -339,7 +339,12 @@ void SetKernelType(AscendC::KernelMetaType type, Site site) {
       d.refused = true;
       throw Abandon{};
     }
-    if (HasCubeCores(type)) FormGroups(d);
+    if (HasCubeCores(type)) {
+      if (Self().now > 0 || Self().pipe) {
+        Report(site, "kernel-type", "KERNEL_TASK_TYPE_DEFAULT must come before anything else");
+      }
+      FormGroups(d);
+    }
   }
   if (type != d.kernel_type) {
     Report(site, "kernel-type", "KERNEL_TASK_TYPE_DEFAULT differs from that of another core");
