@@ -182,3 +182,29 @@ def test_a_kernel_with_two_tiles_in_flight_keeps_the_rules_in_any_order_of_the_c
 @pytest.mark.parametrize("fault", NAMES[1:])
 def test_a_single_fault_is_noticed_in_any_order_of_the_cores(fault: str) -> None:
     assert all(pipelined(fault, seed) for seed in range(5))
+
+
+@pytest.mark.parametrize(("dtype", "steps"), [("half", 8 * 8 * 8), ("float", 8 * 8 * 32)])
+def test_cycles_are_those_of_the_documented_model(dtype: str, steps: int) -> None:
+    a = np.ones((128, 128), dtype=np.float16 if dtype == "half" else np.float32)
+    c = np.zeros((128, 128), dtype=np.float32)
+    result = launch(
+        kernel(f"{dtype}_straight"), 1, read(a), read(a.copy()), write(c), *a.shape, 128
+    )
+
+    (core,) = result.counters.cores
+    loads = 8 + 128 * a.itemsize // 32  # one for each row of fractals of a, and depth of b
+    assert core.busy_cycles["M"] == 8 + steps
+    assert core.busy_cycles["MTE1"] == 4 * loads + a.nbytes // 256 + a.nbytes // 128
+    assert core.busy_cycles["MTE2"] == 2 * (24 + -(-a.nbytes // 37))
+    assert core.busy_cycles["FIX"] == 24 + -(-c.nbytes // 115)
+    assert core.total_cycles > sum(core.busy_cycles[p] for p in ("MTE2", "MTE1", "M", "FIX"))
+
+
+def test_the_second_reader_of_a_line_finds_it_in_l2() -> None:
+    """Both groups read all of b; only the first one takes it from HBM."""
+    first, second = doubled(2)[1].counters.of_kind(cube=True)
+    assert {first.hbm_bytes, second.hbm_bytes} == {16 * 64 * 2, (16 + 48) * 64 * 2}
+    assert first.gm_l1_bytes == second.gm_l1_bytes
+    late, early = sorted((first, second), key=lambda core: core.hbm_bytes)
+    assert late.busy_cycles["MTE2"] < early.busy_cycles["MTE2"]

@@ -120,7 +120,12 @@ void Spend(const Instruction& instruction, int64_t busy, int64_t latency) {
     return;
   }
   Timeline& line = core.line[instruction.pipe];
+  uint64_t& in_turn = line.starts[line.issued++ % kQueueDepth];
+  if (instruction.pipe == kMte1 || instruction.pipe == kM) {
+    core.now = std::max(core.now, in_turn);  // the scalar unit waits for a place in the queue
+  }
   const uint64_t start = std::max({core.now, line.free, line.ready});
+  in_turn = start;
   line.free = start + static_cast<uint64_t>(busy);
   line.done = std::max(line.done, line.free + static_cast<uint64_t>(latency));
 }

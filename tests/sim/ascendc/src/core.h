@@ -71,6 +71,8 @@ struct Timeline {
   uint64_t free = 0;
   uint64_t ready = 0;
   uint64_t done = 0;
+  std::array<uint64_t, kQueueDepth> starts{};  // of the latest instructions, in turn
+  size_t issued = 0;
 };
 
 // What is known of the pipes of all cores of a launch.

@@ -1,6 +1,7 @@
 // The machine, and what the cycle model assumes of it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace sim {
@@ -46,6 +47,7 @@ constexpr int64_t kLastSyncAllFlag = 14;
 // size. HBM's 1.6 TB/s are 889 bytes a cycle, shared by the 48 vector cores or the 24 cube cores
 // that all read at once; L2's 5 TB/s likewise.
 constexpr int64_t kIssueCycles = 2;        // the scalar unit, for each instruction that it issues
+constexpr size_t kQueueDepth = 32;         // instructions that wait for MTE1, and for M
 constexpr int64_t kVectorStart = 4;        // the vector unit before an instruction's first repeat
 constexpr int64_t kVectorLatency = 24;     // from the last repeat's start to its result in UB
 constexpr int64_t kHbmBytesOfVector = 18;  // a cycle, for each vector core
@@ -55,7 +57,7 @@ constexpr int64_t kL2BytesOfCube = 115;
 constexpr int64_t kL2Line = 64;            // bytes: what counts as read once
 constexpr int64_t kCopyStart = 24;         // the DMA engine, for each copy
 constexpr int64_t kPieceStart = 4;         // the DMA engine, for each piece of a copy
-constexpr int64_t kGmBurst = 32;           // bytes: the smallest transfer
+constexpr int64_t kGmBurst = 128;          // bytes: the smallest transfer
 constexpr int64_t kReadLatency = 500;      // from the last piece's start until it is there
 constexpr int64_t kL2ReadLatency = 250;    // likewise, where L2 holds all of it
 constexpr int64_t kWriteLatency = 300;     // from the last piece's start until GM has it
