@@ -10,7 +10,7 @@ constexpr int64_t kRepeatLanes = 64;  // floats of one vector repeat
 constexpr int64_t kBlockLanes = 8;    // floats of one 32-byte block
 constexpr int64_t kSumRows = 16;      // partial sums of weighted values
 constexpr int64_t kLaneBuffers = 8;
-constexpr int64_t kSoftmaxLaneBuffers = 10;
+constexpr int64_t kSoftmaxLaneBuffers = 14;
 
 // The cube core multiplies fractals of 16 x 16 elements of 16 bits.
 constexpr int64_t kHalf = 2;
@@ -106,7 +106,7 @@ std::optional<CubeStep> choose_cube_step(const AttentionTilingData& shape) {
   for (int64_t rows = kMostCubeRows; rows >= kSide; rows /= 2) {
     if (rows / 2 >= wanted && rows > kSide) continue;
     for (int64_t tile = kMostCubeTile; tile >= kSide; tile /= 2) {
-      for (int64_t softmax_rows : {32, 16, 8}) {
+      for (int64_t softmax_rows : {16, 8}) {
         const CubeStep step = {rows, tile, softmax_rows};
         if (softmax_rows <= rows / 2 && fits_cube(shape.key.head_dim, shape.value.head_dim, step)) {
           return step;
@@ -117,11 +117,11 @@ std::optional<CubeStep> choose_cube_step(const AttentionTilingData& shape) {
   return std::nullopt;
 }
 
-// Bytes of workspace through which a group's cores exchange scores, weights and products, twice
-// each; and its verdicts.
+// Bytes of workspace through which a group's cores exchange scores, weights and products of the
+// steps in flight; and its verdicts.
 int64_t exchange_bytes(const AttentionTilingData& tiling) {
-  const int64_t per_row = kPiece * (kFloat + kHalf) + tiling.value.head_dim * kFloat;
-  return 2 * tiling.max_rows * per_row + kVerdicts * kFloat;
+  const int64_t per_row = kCubePiece * (kFloat + kHalf) + tiling.value.head_dim * kFloat;
+  return kCubeSlots * tiling.max_rows * per_row + kVerdicts * kFloat;
 }
 
 // Pieces of a row block are spread over groups where that costs little: a state per row and piece
@@ -166,17 +166,16 @@ int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, const CubeStep&
 int64_t softmax_ub_bytes(int64_t head_dim_v, const CubeStep& step) {
   const int64_t share = step.rows / 2;
   int64_t bytes = 0;
-  bytes += 2 * step.softmax_rows * kPiece * kFloat;  // scores_in, twice
-  bytes += 2 * step.softmax_rows * kPiece * kHalf;   // weights_out, twice
-  bytes += 2 * share * head_dim_v * kFloat;          // products_in, and the total
+  bytes += 2 * step.softmax_rows * kCubePiece * kFloat;  // scores_in, twice
+  bytes += 2 * step.softmax_rows * kCubePiece * kHalf;   // rows_out, twice
+  bytes += 2 * share * head_dim_v * kFloat;              // products_in, and the total
   bytes += kSoftmaxLaneBuffers * kRepeatLanes * kFloat;
-  bytes += kRepeatLanes * kBlockLanes * kFloat;                     // factors, broadcast
-  bytes += (2 * kBlockLanes + 2 * kPiece) * kFloat;                 // constants
-  bytes += kRepeatLanes * kFloat + kBlockLanes * kFloat;            // sums of zeros, verdict_out
-  bytes += step.softmax_rows * head_dim_v * kHalf;                  // output_out
-  bytes += step.softmax_rows * kBlockLanes * kFloat;                // lse_out
-  bytes += kRepeatLanes * kFloat;                                   // sinks
-  bytes += 2 * (head_dim_v + kStateTail) * kFloat;                  // state_in, twice
+  bytes += kRepeatLanes * kBlockLanes * kFloat;          // factors, broadcast
+  bytes += (2 * kBlockLanes + 2 * kCubePiece) * kFloat;  // constants
+  bytes += (2 * head_dim_v + kBlockLanes) * kFloat;      // zeros, their products, verdict_out
+  bytes += kRepeatLanes * kBlockLanes * kFloat;          // lse_out
+  bytes += kRepeatLanes * kFloat;                        // sinks
+  bytes += 2 * (head_dim_v + kStateTail) * kFloat;       // state_in, twice
   bytes += step.softmax_rows * (head_dim_v + kStateTail) * kFloat;  // state_out
   return bytes;
 }
@@ -209,7 +208,7 @@ std::optional<AttentionKernel> named_kernel(const std::string& name) {
   if (name.empty()) return std::nullopt;
   if (name == "vector") return AttentionKernel::kVector;
   if (name == "mixed") return AttentionKernel::kMixed;
-  throw Unsupported("the kernel is \"" + name + "\", expected \"vector\" or \"mixed\"");
+  throw Unsupported("PAGED_NPU_KERNEL is \"" + name + "\", expected \"vector\" or \"mixed\"");
 }
 
 AttentionKernel choose_attention_kernel(const AttentionTilingData& shape,
@@ -226,7 +225,8 @@ LaunchPlan<AttentionTilingData> plan_attention(const AttentionTilingData& shape,
   AttentionKernel kernel = choose_attention_kernel(shape, dtype);
   if (wanted != AttentionKernel::kMixed) kernel = AttentionKernel::kVector;
   AttentionTilingData tiling = shape;
-  tiling.max_pieces = ceil_div(shape.max_blocks_per_seq * shape.block_size, kPiece);
+  tiling.piece = kernel == AttentionKernel::kMixed ? kCubePiece : kVectorPiece;
+  tiling.max_pieces = ceil_div(shape.max_blocks_per_seq * shape.block_size, tiling.piece);
   return kernel == AttentionKernel::kMixed ? plan_mixed(tiling, dtype, soc)
                                            : plan_vector(tiling, dtype, soc);
 }

@@ -39,7 +39,7 @@ struct AttentionStep {
 int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element_size,
                            const AttentionStep& step);
 
-// How much of a call one step of a group covers: kPiece keys in tiles.
+// How much of a call one step of a group covers: kCubePiece keys in tiles.
 struct CubeStep {
   int64_t rows;          // query rows
   int64_t tile;          // keys in L1 at a time

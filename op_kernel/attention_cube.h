@@ -6,8 +6,8 @@
 //
 //   GM --MTE2--> L1 --MTE1--> L0A, L0B --M--> L0C --FIX--> workspace
 //
-// The scores of a step are written before the products of the step before it: while the cube does
-// one, the vector cores turn the scores of the other into weights.
+// The scores of a step are written before the products of earlier steps: while the cube does one,
+// the vector cores turn the scores of the other into weights.
 #pragma once
 
 #include "attention_tensors.h"
@@ -92,23 +92,26 @@ class AttentionCube {
 
   __aicore__ inline void Walk(int64_t most_tokens) {
     steps_.Init(*tiling_, sequences_, AscendC::GetBlockIdx(), AscendC::GetBlockNum(), most_tokens);
+    in_flight_.Clear();
     PieceStep step;
-    PieceStep last;
-    bool has_last = false;
     while (steps_.Next(step)) {
       if (!HasKeys(step)) {
         continue;
       }
       Score(step);
-      if (has_last) {
-        AddValues(last);
+      if (in_flight_.IsFull()) {
+        AddValuesOfOldest();
       }
-      last = step;
-      has_last = true;
+      in_flight_.Add(step);
     }
-    if (has_last) {
-      AddValues(last);
+    while (!in_flight_.IsEmpty()) {
+      AddValuesOfOldest();
     }
+  }
+
+  __aicore__ inline void AddValuesOfOldest() {
+    AddValues(in_flight_.Oldest());
+    in_flight_.DropOldest();
   }
 
   // Whether a vector core of the group has seen a sum that isn't a number. Tells them, too.
@@ -125,7 +128,7 @@ class AttentionCube {
       LoadQueries(step.unit);
       query_slot_ = query_turns_.Use();
     }
-    for (int64_t begin = 0; begin < kPiece; begin += tiling_->tile) {
+    for (int64_t begin = 0; begin < kCubePiece; begin += tiling_->tile) {
       const Visible span = InTile(step.span, begin, tiling_->tile);
       if (span.first < span.last) {
         ScoreTile(step, begin, span);
@@ -140,17 +143,25 @@ class AttentionCube {
   __aicore__ inline void LoadQueries(const Unit& unit) {
     const AscendC::LocalTensor<T> to = queries_[query_turns_.Fill() * tiling_->max_rows * key_dim_];
     const int64_t pitch = RoundUp(unit.num_rows, kFractal);
+    const RowLayout& layout = tiling_->query;
     for (int64_t i = 0; i < unit.num_rows;) {
       const Row row = RowAt(*tiling_, unit, i);
-      const int64_t count = RowsOfToken(*tiling_, unit, i);
-      const int64_t at =
-          row.token * tiling_->query.token_stride + row.head * tiling_->query.head_stride;
-      CopyRowsToL1(to[i * kFractal], query_[at], count, key_dim_, tiling_->query.head_stride,
-                   pitch);
-      i += count;
+      const int64_t rows = RowsOfToken(*tiling_, unit, i);
+      const int64_t tokens = layout.token_stride <= kWidestNdStride ? TokensFrom(unit, i) : 1;
+      const int64_t at = row.token * layout.token_stride + row.head * layout.head_stride;
+      CopyTokensToL1(to[i * kFractal], query_[at], tokens, layout.token_stride, rows, key_dim_,
+                     layout.head_stride, pitch);
+      i += tokens * rows;
     }
     ZeroRowsInL1(to, unit.num_rows, pitch, key_dim_, pitch);
     query_turns_.Filled();
+  }
+
+  // Tokens whose rows are all in the unit, from row i on, if it is a token's first; else 1.
+  __aicore__ inline int64_t TokensFrom(const Unit& unit, int64_t i) const {
+    const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
+    const bool whole = RowsOfToken(*tiling_, unit, i) == group;
+    return whole ? (unit.num_rows - i) / group : 1;
   }
 
   // `begin` is the tile's first lane of the piece, `span` counts from there.
@@ -176,7 +187,8 @@ class AttentionCube {
     }
     key_turns_.Used();
     sum_turns_.Filled();
-    StoreSums(exchange_.Scores(step.slot)[begin + span.first], step.unit.num_rows, width, kPiece);
+    StoreSums(exchange_.Scores(step.slot)[begin + span.first], step.unit.num_rows, width,
+              kCubePiece);
   }
 
   // ---- products = weights x values
@@ -184,7 +196,7 @@ class AttentionCube {
   __aicore__ inline void AddValues(const PieceStep& step) {
     const AscendC::LocalTensor<float> sums = Sums(sum_turns_.Fill());
     bool opens = true;
-    for (int64_t begin = 0; begin < kPiece; begin += tiling_->tile) {
+    for (int64_t begin = 0; begin < kCubePiece; begin += tiling_->tile) {
       const Visible span = InTile(step.span, begin, tiling_->tile);
       if (span.first < span.last) {
         AddValuesOfTile(step, begin, span, sums, opens);
@@ -231,8 +243,8 @@ class AttentionCube {
     const AscendC::LocalTensor<T> weights = weights_[turn * tiling_->max_rows * pitch];
     const int64_t rows = RoundUp(step.unit.num_rows, kFractal);
     const int64_t width = span.last - span.first;
-    CopyRowsToL1(weights, exchange_.Weights(step.slot)[begin + span.first], step.unit.num_rows,
-                 width, kPiece, rows);
+    CopyRowsToL1(weights, exchange_.WeightsOfTile(step.slot, begin)[span.first], step.unit.num_rows,
+                 width, pitch, rows);
     ZeroRowsInL1(weights, step.unit.num_rows, rows, width, rows);
     value_turns_.Filled();
   }
@@ -279,6 +291,7 @@ class AttentionCube {
   BlockTables tables_;
   Exchange<T> exchange_;
   PieceSteps steps_;
+  StepsInFlight<PieceStep> in_flight_;
   int32_t query_slot_;
 
   AscendC::GlobalTensor<T> query_;

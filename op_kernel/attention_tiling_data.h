@@ -8,9 +8,12 @@
 
 #include "layout.h"
 
-// Keys of a sequence are cut at multiples of this many; each piece has a running softmax of its own
-// and the pieces' states are folded in order, whichever core computed them. As in the CPU kernel.
-constexpr int64_t kPiece = 512;
+// Keys of a sequence are cut at multiples of a piece; each piece has a running softmax of its own
+// and the pieces' states are folded in order, whichever core computed them. On vector cores alone
+// the pieces are those of the CPU kernel. On the cube a piece is one step: the longer it is, the
+// less the vector cores have to fold, and the less of a short sequence can be spread over cores.
+constexpr int64_t kVectorPiece = 512;
+constexpr int64_t kCubePiece = 1024;
 
 // Query rows (token x head of one KV head's group) that share one walk over the keys on a vector
 // core alone. Two Brcb repeats broadcast the factors of 16 rows.
@@ -19,6 +22,10 @@ constexpr int64_t kMaxRows = 16;
 // Floats of one state in the workspace beyond its accumulator: the maximum and the sum, each a
 // whole 32-byte block, the unit of copies between UB and GM.
 constexpr int64_t kStateTail = 16;
+
+// Steps that a group of cores may have in flight, one more than how far one kind of core may be
+// ahead of the other.
+constexpr int64_t kCubeSlots = 4;
 
 // Floats of the two verdicts of a group's vector cores, each in cache lines of its own.
 constexpr int64_t kVerdictPitch = 32;
@@ -46,6 +53,7 @@ struct AttentionTilingData {
   int64_t has_lse;
   int64_t tile;        // keys of one tile: at most 64 in UB, at most 128 in L1
   int64_t max_rows;    // query rows that share one walk over the keys
+  int64_t piece;       // kVectorPiece or kCubePiece
   int64_t split;       // 1: pieces are spread over the cores, states go through the workspace
   int64_t max_pieces;  // of a sequence that fills its row of block_tables
   // Of the kernel on cube and vector cores.

@@ -41,7 +41,7 @@ class AttentionVector {
     value_dim_ = tiling.value.head_dim;
     InitGlobal(tensors);
     InitBuffers(pipe);
-    row_output_.Init(tensors, tiling, pipe, tiling.max_rows);
+    row_output_.Init(tensors, tiling, pipe, &output_out_, tiling.max_rows);
     piece_states_.Init(tiling, tensors.workspace, pipe, tiling.max_rows);
     sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
     tables_.Init(tiling, tensors.block_tables);
@@ -94,6 +94,7 @@ class AttentionVector {
     pipe->InitBuffer(query_in_, 2, rows * key_dim_ * sizeof(T));
     pipe->InitBuffer(key_in_, 2, tile * key_dim_ * sizeof(T));
     pipe->InitBuffer(value_in_, 2, tile * value_dim_ * sizeof(T));
+    pipe->InitBuffer(output_out_, 1, rows * value_dim_ * sizeof(T));
     pipe->InitBuffer(query_buffer_, rows * key_dim_ * sizeof(float));
     if (sizeof(T) != sizeof(float)) {
       pipe->InitBuffer(wide_buffer_, tile * widest * sizeof(float));
@@ -151,8 +152,8 @@ class AttentionVector {
     step.lanes = InTile(unit_.keys, step.begin, tiling_->tile);
     step.opens_unit = opens_unit;
     step.closes_unit = next_begin_ >= unit_.keys.last;
-    step.opens_piece = opens_unit || step.begin % kPiece == 0;
-    step.closes_piece = step.closes_unit || next_begin_ % kPiece == 0;
+    step.opens_piece = opens_unit || step.begin % kVectorPiece == 0;
+    step.closes_piece = step.closes_unit || next_begin_ % kVectorPiece == 0;
     return true;
   }
 
@@ -427,6 +428,7 @@ class AttentionVector {
   AscendC::TQue<AscendC::TPosition::VECIN, 2> query_in_;
   AscendC::TQue<AscendC::TPosition::VECIN, 2> key_in_;
   AscendC::TQue<AscendC::TPosition::VECIN, 2> value_in_;
+  AscendC::TQue<AscendC::TPosition::VECOUT, 2> output_out_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> query_buffer_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> wide_buffer_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> products_buffer_;

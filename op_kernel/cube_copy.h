@@ -14,21 +14,32 @@
 // The widest gap between rows, in elements, that the copy's field holds.
 constexpr int64_t kWidestNdStride = 65535;
 
+// Copies `rows` rows of `width` elements of each of some tokens, `stride` and `token_stride`
+// elements apart in GM, to the rows of a matrix in L1, one after the other.
+template <typename T>
+__aicore__ inline void CopyTokensToL1(const AscendC::LocalTensor<T>& to,
+                                      const AscendC::GlobalTensor<T>& from, int64_t tokens,
+                                      int64_t token_stride, int64_t rows, int64_t width,
+                                      int64_t stride, int64_t pitch) {
+  // Overlapping rows, as in an expanded tensor, and rows far apart go one by one.
+  const bool together = stride >= width && stride <= kWidestNdStride;
+  const int64_t at_once = together ? rows : 1;
+  const AscendC::Nd2NzParams params(
+      static_cast<uint16_t>(tokens), static_cast<uint16_t>(at_once), static_cast<uint16_t>(width),
+      static_cast<uint16_t>(tokens > 1 ? token_stride : 0),
+      static_cast<uint16_t>(together ? stride : width), static_cast<uint16_t>(pitch), 1,
+      static_cast<uint16_t>(rows * kFractal));
+  for (int64_t i = 0; i < rows; i += at_once) {
+    AscendC::DataCopy(to[i * kFractal], from[i * stride], params);
+  }
+}
+
 // Copies `count` rows of `width` elements, `stride` elements apart in GM, to a matrix in L1.
 template <typename T>
 __aicore__ inline void CopyRowsToL1(const AscendC::LocalTensor<T>& to,
                                     const AscendC::GlobalTensor<T>& from, int64_t count,
                                     int64_t width, int64_t stride, int64_t pitch) {
-  // Overlapping rows, as in an expanded tensor, and rows far apart go one by one.
-  const bool together = stride >= width && stride <= kWidestNdStride;
-  const int64_t rows = together ? count : 1;
-  const int64_t step = together ? stride : width;
-  const AscendC::Nd2NzParams params(1, static_cast<uint16_t>(rows), static_cast<uint16_t>(width), 0,
-                                    static_cast<uint16_t>(step), static_cast<uint16_t>(pitch), 1,
-                                    0);
-  for (int64_t i = 0; i < count; i += rows) {
-    AscendC::DataCopy(to[i * kFractal], from[i * stride], params);
-  }
+  CopyTokensToL1(to, from, 1, 0, count, width, stride, pitch);
 }
 
 // Fills rows [first, last) of a matrix of `width` columns with zeros.

@@ -1,15 +1,20 @@
 // What the cores of a group hand each other through the workspace, and the flags that say it is
-// there. Two steps are in flight, so there are two slots of each.
+// there.
 //
-//   scores    cube -> vector   products of queries and keys          float32  [max_rows][kPiece]
-//   weights   vector -> cube   e^(score - max)                       T        [max_rows][kPiece]
+// The cube is kAhead steps further with scores than with products, and the vector cores with
+// weights than with sums: steps differ in length, and who has a short one doesn't wait for who has
+// a long one. So there are kAhead + 1 slots of each:
+//
+//   scores    cube -> vector   products of queries and keys          float32 [max_rows][kCubePiece]
+//   weights   vector -> cube   e^(score - max), tile after tile      T        [max_rows][tile] each
 //   products  cube -> vector   products of weights and values        float32  [max_rows][value_dim]
 //
 // No flag says that a slot is free again, because a later one does. The cube writes the scores of
-// step n + 2 after it has waited for the weights of step n, which the vector cores wrote after they
-// had read the scores of n. They write the weights of n + 2 after they have waited for the scores
-// of n + 2, for which the cube has used up the weights of n. The products of n + 2 follow the
-// weights of n + 2, which follow the vector cores' sums over the products of n.
+// step n + kSlots after the products of n, for which it has waited for the weights of n, which the
+// vector cores wrote after they had read the scores of n. They write the weights of n + kSlots
+// after they have waited for its scores, for which the cube has used up the weights of n. The
+// products of n + kSlots follow its weights, which follow the vector cores' sums over the products
+// of n.
 #pragma once
 
 #include "attention_tiling_data.h"
@@ -25,13 +30,15 @@ constexpr uint16_t kVerdictShared = 4;
 // Between the AIC of a group and its AIVs: the AIVs wait for the AIC, or the AIC for both of them.
 constexpr uint8_t kWithinGroup = 2;
 
-constexpr int64_t kSlots = 2;
+constexpr int64_t kSlots = kCubeSlots;
+constexpr int64_t kAhead = kSlots - 1;
 
 template <typename T>
 class Exchange {
  public:
   __aicore__ inline void Init(const AttentionTilingData& tiling, GM_ADDR workspace, int64_t group) {
-    const int64_t pairs = tiling.max_rows * kPiece;
+    max_rows_ = tiling.max_rows;
+    const int64_t pairs = tiling.max_rows * kCubePiece;
     scores_size_ = pairs;
     weights_size_ = pairs;
     products_size_ = tiling.max_rows * tiling.value.head_dim;
@@ -48,8 +55,9 @@ class Exchange {
   __aicore__ inline AscendC::GlobalTensor<float> Scores(int64_t slot) const {
     return scores_[slot * scores_size_];
   }
-  __aicore__ inline AscendC::GlobalTensor<T> Weights(int64_t slot) const {
-    return weights_[slot * weights_size_];
+  // Of the tile that begins with lane `first`.
+  __aicore__ inline AscendC::GlobalTensor<T> WeightsOfTile(int64_t slot, int64_t first) const {
+    return weights_[slot * weights_size_ + first * max_rows_];
   }
   __aicore__ inline AscendC::GlobalTensor<float> Products(int64_t slot) const {
     return products_[slot * products_size_];
@@ -60,6 +68,7 @@ class Exchange {
   }
 
  private:
+  int64_t max_rows_;
   int64_t scores_size_;
   int64_t weights_size_;
   int64_t products_size_;

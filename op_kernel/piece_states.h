@@ -95,9 +95,10 @@ class PieceStates {
                                  const RowScratch& scratch) {
     Clear(total, 1, width_);
     const Visible& keys = unit.keys;
-    const int64_t end = keys.first < keys.last ? (keys.last + kPiece - 1) / kPiece : 0;
+    const int64_t end =
+        keys.first < keys.last ? (keys.last + tiling_->piece - 1) / tiling_->piece : 0;
     const Row row = RowAt(*tiling_, unit, 0);
-    for (int64_t piece = keys.first / kPiece; piece < end; ++piece) {
+    for (int64_t piece = keys.first / tiling_->piece; piece < end; ++piece) {
       Float state = state_in_.template AllocTensor<float>();
       CopyRowsIn(state, states_[StateAt(row, piece)], 1, width_ + kStateTail, width_ + kStateTail);
       state_in_.EnQue(state);

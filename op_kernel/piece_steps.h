@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention_tiling_data.h"
+#include "exchange.h"
 #include "kernel_operator.h"
 #include "sequence.h"
 #include "visible.h"
@@ -26,6 +27,32 @@ struct PieceStep {
 
 __aicore__ inline bool HasKeys(const PieceStep& step) { return step.lanes.first < step.lanes.last; }
 
+// Steps that have begun and not ended, at most kAhead, the oldest first.
+template <typename Item>
+class StepsInFlight {
+ public:
+  __aicore__ inline void Clear() {
+    first_ = 0;
+    count_ = 0;
+  }
+  __aicore__ inline bool IsFull() const { return count_ == kAhead; }
+  __aicore__ inline bool IsEmpty() const { return count_ == 0; }
+  __aicore__ inline void Add(const Item& item) {
+    items_[(first_ + count_) % kAhead] = item;
+    ++count_;
+  }
+  __aicore__ inline const Item& Oldest() const { return items_[first_]; }
+  __aicore__ inline void DropOldest() {
+    first_ = (first_ + 1) % kAhead;
+    --count_;
+  }
+
+ private:
+  Item items_[kAhead];
+  int64_t first_;
+  int64_t count_;
+};
+
 class PieceSteps {
  public:
   __aicore__ inline void Init(const AttentionTilingData& tiling, const Sequences& sequences,
@@ -45,19 +72,19 @@ class PieceSteps {
       if (!has_unit_) {
         return false;
       }
-      next_begin_ = unit_.keys.first / kPiece * kPiece;
+      next_begin_ = unit_.keys.first / kCubePiece * kCubePiece;
     }
     step.unit = unit_;
-    step.unit.piece = next_begin_ / kPiece;
+    step.unit.piece = next_begin_ / kCubePiece;
     step.begin = next_begin_;
-    next_begin_ += kPiece;
-    step.lanes = InTile(unit_.keys, step.begin, kPiece);
+    next_begin_ += kCubePiece;
+    step.lanes = InTile(unit_.keys, step.begin, kCubePiece);
     step.span = {step.lanes.first / kFractal * kFractal, RoundUp(step.lanes.last, kFractal)};
     step.slot = slot_;
     step.opens_unit = opens_unit;
     step.closes_unit = next_begin_ >= unit_.keys.last;
     if (HasKeys(step)) {
-      slot_ = 1 - slot_;
+      slot_ = (slot_ + 1) % kSlots;
     }
     return true;
   }

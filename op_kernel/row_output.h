@@ -11,10 +11,14 @@
 template <typename T>
 class RowOutput {
  public:
-  // `rows` query rows are written at a time; a multiple of kBlockLanes.
+  using Queue = AscendC::TQue<AscendC::TPosition::VECOUT, 2>;
+
+  // `rows` query rows are written at a time, a multiple of kBlockLanes, through buffers of
+  // `rows_out` that hold as many. Its owner may use the queue for other tensors, too.
   __aicore__ inline void Init(const AttentionTensors& tensors, const AttentionTilingData& tiling,
-                              AscendC::TPipe* pipe, int64_t rows) {
+                              AscendC::TPipe* pipe, Queue* rows_out, int64_t rows) {
     tiling_ = &tiling;
+    rows_out_ = rows_out;
     rows_ = rows;
     width_ = tiling.value.head_dim;
     output_.SetGlobalBuffer((__gm__ T*)tensors.output);
@@ -24,7 +28,6 @@ class RowOutput {
     if (tiling.has_lse != 0) {
       lse_.SetGlobalBuffer((__gm__ float*)tensors.lse);
     }
-    pipe->InitBuffer(output_out_, 1, rows * width_ * sizeof(T));
     pipe->InitBuffer(lse_out_, 1, rows * kBlockLanes * sizeof(float));
     pipe->InitBuffer(sinks_buffer_, kRepeatLanes * sizeof(float));
     sink_lanes_ = sinks_buffer_.template Get<float>();
@@ -53,7 +56,7 @@ class RowOutput {
  private:
   __aicore__ inline void StoreRows(const Unit& unit, const RowState& state, int64_t begin,
                                    int64_t end) {
-    AscendC::LocalTensor<T> rows = output_out_.template AllocTensor<T>();
+    AscendC::LocalTensor<T> rows = rows_out_->template AllocTensor<T>();
     const int32_t count = static_cast<int32_t>((end - begin) * width_);
     if constexpr (sizeof(T) == sizeof(float)) {
       AscendC::Adds(rows, state.acc[begin * width_], 0.0f, count);
@@ -61,8 +64,8 @@ class RowOutput {
       AscendC::Cast(rows, state.acc[begin * width_], AscendC::RoundMode::CAST_RINT, count);
     }
     Barrier();  // the next unit clears the accumulators
-    output_out_.EnQue(rows);
-    rows = output_out_.template DeQue<T>();
+    rows_out_->EnQue(rows);
+    rows = rows_out_->template DeQue<T>();
     const RowLayout& layout = tiling_->output;
     for (int64_t i = begin; i < end;) {
       const Row row = RowAt(*tiling_, unit, i);
@@ -71,7 +74,7 @@ class RowOutput {
                   rows[(i - begin) * width_], copied, width_, layout.head_stride);
       i += copied;
     }
-    output_out_.FreeTensor(rows);
+    rows_out_->FreeTensor(rows);
   }
 
   __aicore__ inline void StoreLse(const Unit& unit, const RowState& state, int64_t begin,
@@ -91,12 +94,12 @@ class RowOutput {
   }
 
   const AttentionTilingData* tiling_;
+  Queue* rows_out_;
   int64_t rows_;
   int64_t width_;
   AscendC::GlobalTensor<T> output_;
   AscendC::GlobalTensor<float> sinks_;
   AscendC::GlobalTensor<float> lse_;
-  AscendC::TQue<AscendC::TPosition::VECOUT, 1> output_out_;
   AscendC::TQue<AscendC::TPosition::VECOUT, 1> lse_out_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> sinks_buffer_;
   AscendC::LocalTensor<float> sink_lanes_;  // a lane per row

@@ -114,6 +114,15 @@ __aicore__ inline void WeightLanes(const AscendC::LocalTensor<float>& lanes,
   Barrier();
 }
 
+// The same as folding `from` into the state of no keys.
+__aicore__ inline void Copy(const RowState& into, const RowState& from, int64_t rows,
+                            int64_t width) {
+  AscendC::Adds(into.max, from.max, 0.0f, LanesOf(rows));
+  AscendC::Adds(into.sum, from.sum, 0.0f, LanesOf(rows));
+  AscendC::Adds(into.acc, from.acc, 0.0f, static_cast<int32_t>(rows * width));
+  Barrier();
+}
+
 // Folds `from`, the state over later keys, into `into`. Folding into an empty state copies exactly.
 __aicore__ inline void Fold(const RowState& into, const RowState& from, const RowScratch& scratch,
                             int64_t rows, int64_t width) {

@@ -1,113 +1,124 @@
-// From scores to weights: the options, the hidden keys, the softmax of one piece, for some rows of
-// kPiece floats each in UB.
+// From scores to weights, for some rows of a piece in UB: options, maximum, exponents, sum.
 //
-// The rows' sums are trees over lanes at fixed places of the piece, and a lane that a row doesn't
-// see adds 0: what else the piece holds doesn't reach a row's bits.
+// Maxima and sums are trees over columns of 64 lanes at fixed places of the piece, and a lane that
+// a row doesn't see adds 0: what else the piece holds doesn't reach a row's bits.
 #pragma once
 
 #include "attention_tiling_data.h"
 #include "kernel_operator.h"
-#include "row_copy.h"
 #include "row_state.h"
 #include "visible.h"
 
-constexpr uint8_t kScoreBlocks = kPiece / kBlockLanes;  // 32-byte blocks of a row of scores
-
+// The first `width` lanes of each row of scores, a multiple of 64; row after row.
 struct ScoreRows {
-  AscendC::LocalTensor<float> scores;  // [rows][kPiece]
+  AscendC::LocalTensor<float> scores;  // [rows][width]
   int64_t rows;
-  int64_t width;  // lanes that are computed: 64, 128, 256 or 512, the span among them
+  int64_t width;
 };
 
-// The lanes that trees over [0, last) take.
-__aicore__ inline int64_t TreeWidth(int64_t last) {
-  int64_t width = kRepeatLanes;
-  while (width < last) {
-    width *= 2;
-  }
-  return width;
+__aicore__ inline int32_t CountOf(const ScoreRows& block) {
+  return static_cast<int32_t>(block.rows * block.width);
 }
 
-// scores[r][k] = value for all rows and the lanes of `lanes`.
-__aicore__ inline void SetLanes(const AscendC::LocalTensor<float>& scores, int64_t rows,
-                                const Visible& lanes, float value) {
-  for (int64_t c = lanes.first / kRepeatLanes * kRepeatLanes; c < lanes.last; c += kRepeatLanes) {
-    uint64_t mask[2] = {MaskOf(InTile(lanes, c, kRepeatLanes)), 0};
-    AscendC::Duplicate(scores[c], value, mask, static_cast<uint8_t>(rows), 1, kScoreBlocks);
-  }
-}
-
-// scores[r][k] = scores[r][k] * factor
-__aicore__ inline void MultiplyScores(const ScoreRows& block, float factor) {
-  const AscendC::UnaryRepeatParams by_row(1, 1, kScoreBlocks, kScoreBlocks);
+// scores[r][k] = value for the rows from `row` on and the lanes beside `lanes`.
+__aicore__ inline void SetBeside(const ScoreRows& block, int64_t row, int64_t rows,
+                                 const Visible& lanes, float value) {
+  const uint8_t row_blocks = static_cast<uint8_t>(block.width / kBlockLanes);
   for (int64_t c = 0; c < block.width; c += kRepeatLanes) {
-    AscendC::Muls(block.scores[c], block.scores[c], factor, static_cast<uint64_t>(kRepeatLanes),
-                  static_cast<uint8_t>(block.rows), by_row);
+    uint64_t mask[2] = {~MaskOf(InTile(lanes, c, kRepeatLanes)), 0};
+    if (mask[0] != 0) {
+      AscendC::Duplicate(block.scores[row * block.width + c], value, mask,
+                         static_cast<uint8_t>(rows), 1, row_blocks);
+    }
   }
-  Barrier();
-}
-
-// scores[r][k] = e^scores[r][k]
-__aicore__ inline void ExpScores(const ScoreRows& block) {
-  const AscendC::UnaryRepeatParams by_row(1, 1, kScoreBlocks, kScoreBlocks);
-  for (int64_t c = 0; c < block.width; c += kRepeatLanes) {
-    AscendC::Exp(block.scores[c], block.scores[c], static_cast<uint64_t>(kRepeatLanes),
-                 static_cast<uint8_t>(block.rows), by_row);
-  }
-  Barrier();
 }
 
 // softcap * tanh(s / softcap), by tanh(x) = 1 - 2 / (e^2x + 1), which needs no sign and no limit.
 // `numerator` holds a block of -2 softcap.
 __aicore__ inline void CapScores(const ScoreRows& block,
                                  const AscendC::LocalTensor<float>& numerator, float softcap) {
-  const AscendC::UnaryRepeatParams by_row(1, 1, kScoreBlocks, kScoreBlocks);
-  const AscendC::BinaryRepeatParams over_row(1, 0, 1, kScoreBlocks, 0, kScoreBlocks);
-  const uint64_t lanes = static_cast<uint64_t>(kRepeatLanes);
-  const uint8_t rows = static_cast<uint8_t>(block.rows);
-  MultiplyScores(block, 2.0f / softcap);
-  ExpScores(block);
-  for (int64_t c = 0; c < block.width; c += kRepeatLanes) {
-    AscendC::Adds(block.scores[c], block.scores[c], 1.0f, lanes, rows, by_row);
-  }
+  const int32_t count = CountOf(block);
+  AscendC::Muls(block.scores, block.scores, 2.0f / softcap, count);
   Barrier();
-  for (int64_t c = 0; c < block.width; c += kRepeatLanes) {
-    AscendC::Div(block.scores[c], numerator, block.scores[c], lanes, rows, over_row);
-  }
+  AscendC::Exp(block.scores, block.scores, count);
   Barrier();
-  for (int64_t c = 0; c < block.width; c += kRepeatLanes) {
-    AscendC::Adds(block.scores[c], block.scores[c], softcap, lanes, rows, by_row);
-  }
+  AscendC::Adds(block.scores, block.scores, 1.0f, count);
+  Barrier();
+  AscendC::Div(block.scores, numerator, block.scores, static_cast<uint64_t>(kRepeatLanes),
+               static_cast<uint8_t>(count / kRepeatLanes),
+               AscendC::BinaryRepeatParams(1, 0, 1, kBlockLanes, 0, kBlockLanes));
+  Barrier();
+  AscendC::Adds(block.scores, block.scores, softcap, count);
   Barrier();
 }
 
-// lanes[r] = max over k of scores[r][k]. `work` holds half as much as the scores.
-__aicore__ inline void MaxOfScores(const ScoreRows& block, const AscendC::LocalTensor<float>& lanes,
-                                   const AscendC::LocalTensor<float>& work) {
-  const uint8_t rows = static_cast<uint8_t>(block.rows);
-  int64_t half = block.width / 2;
-  if (half < kRepeatLanes) {
-    AscendC::WholeReduceMax(lanes, block.scores, kRepeatLanes, static_cast<int32_t>(rows), 1, 1,
-                            kScoreBlocks, AscendC::ReduceOrder::ORDER_ONLY_VALUE);
-    Barrier();
-    return;
+// What a tree does with two columns.
+struct TakeLarger {
+  __aicore__ static inline void Apply(const AscendC::LocalTensor<float>& to,
+                                      const AscendC::LocalTensor<float>& a,
+                                      const AscendC::LocalTensor<float>& b, int64_t repeats,
+                                      const AscendC::BinaryRepeatParams& params) {
+    AscendC::Max(to, a, b, static_cast<uint64_t>(kRepeatLanes), static_cast<uint8_t>(repeats),
+                 params);
   }
-  const uint8_t pitch = static_cast<uint8_t>(half / kBlockLanes);
-  const AscendC::BinaryRepeatParams first(1, 1, 1, pitch, kScoreBlocks, kScoreBlocks);
-  const AscendC::BinaryRepeatParams next(1, 1, 1, pitch, pitch, pitch);
-  for (int64_t c = 0; c < half; c += kRepeatLanes) {
-    AscendC::Max(work[c], block.scores[c], block.scores[half + c],
-                 static_cast<uint64_t>(kRepeatLanes), rows, first);
+};
+struct TakeSum {
+  __aicore__ static inline void Apply(const AscendC::LocalTensor<float>& to,
+                                      const AscendC::LocalTensor<float>& a,
+                                      const AscendC::LocalTensor<float>& b, int64_t repeats,
+                                      const AscendC::BinaryRepeatParams& params) {
+    AscendC::Add(to, a, b, static_cast<uint64_t>(kRepeatLanes), static_cast<uint8_t>(repeats),
+                 params);
   }
-  Barrier();
-  for (half /= 2; half >= kRepeatLanes; half /= 2) {
-    for (int64_t c = 0; c < half; c += kRepeatLanes) {
-      AscendC::Max(work[c], work[c], work[half + c], static_cast<uint64_t>(kRepeatLanes), rows,
-                   next);
+};
+
+// Repeats over blocks of the given distances.
+__aicore__ inline AscendC::BinaryRepeatParams Every(int64_t to_columns, int64_t from_columns) {
+  const uint8_t from = static_cast<uint8_t>(from_columns * kBlockLanes);
+  return AscendC::BinaryRepeatParams(1, 1, 1, static_cast<uint8_t>(to_columns * kBlockLanes), from,
+                                     from);
+}
+
+// Column 0 of each row of `columns` columns becomes the result over all of them; the others are
+// used up. Column p takes column p + step for steps 1, 2, 4, ... where there is one.
+template <typename Take>
+__aicore__ inline void FoldColumns(const AscendC::LocalTensor<float>& rows_of_columns, int64_t rows,
+                                   int64_t columns) {
+  for (int64_t step = 1; step < columns; step *= 2) {
+    const AscendC::LocalTensor<float> others = rows_of_columns[step * kRepeatLanes];
+    if (columns % (2 * step) == 0) {
+      Take::Apply(rows_of_columns, rows_of_columns, others, rows * columns / (2 * step),
+                  Every(2 * step, 2 * step));
+    } else {
+      for (int64_t p = 0; p + step < columns; p += 2 * step) {
+        const int64_t at = p * kRepeatLanes;
+        Take::Apply(rows_of_columns[at], rows_of_columns[at], others[at], rows,
+                    Every(columns, columns));
+      }
     }
     Barrier();
   }
-  AscendC::WholeReduceMax(lanes, work, kRepeatLanes, static_cast<int32_t>(rows), 1, 1, pitch,
+}
+
+// lanes[r] = max over k of scores[r][k]. `work` holds half as much as scores of kCubePiece lanes.
+__aicore__ inline void MaxOfScores(const ScoreRows& block, const AscendC::LocalTensor<float>& lanes,
+                                   const AscendC::LocalTensor<float>& work) {
+  const int64_t columns = block.width / kRepeatLanes;
+  const int64_t pairs = (columns + 1) / 2;
+  if (columns % 2 == 0) {
+    TakeLarger::Apply(work, block.scores, block.scores[kRepeatLanes], block.rows * pairs,
+                      Every(1, 2));
+  } else {
+    for (int64_t p = 0; p < pairs; ++p) {
+      const int64_t other = Smaller(2 * p + 1, columns - 1);
+      TakeLarger::Apply(work[p * kRepeatLanes], block.scores[2 * p * kRepeatLanes],
+                        block.scores[other * kRepeatLanes], block.rows, Every(pairs, columns));
+    }
+  }
+  Barrier();
+  FoldColumns<TakeLarger>(work, block.rows, pairs);
+  AscendC::WholeReduceMax(lanes, work, kRepeatLanes, static_cast<int32_t>(block.rows), 1, 1,
+                          static_cast<int32_t>(pairs * kBlockLanes),
                           AscendC::ReduceOrder::ORDER_ONLY_VALUE);
   Barrier();
 }
@@ -115,42 +126,34 @@ __aicore__ inline void MaxOfScores(const ScoreRows& block, const AscendC::LocalT
 // lanes[r] = sum over k of scores[r][k]. The scores are used up.
 __aicore__ inline void SumOfScores(const ScoreRows& block,
                                    const AscendC::LocalTensor<float>& lanes) {
-  const uint8_t rows = static_cast<uint8_t>(block.rows);
-  const AscendC::BinaryRepeatParams by_row(1, 1, 1, kScoreBlocks, kScoreBlocks, kScoreBlocks);
-  for (int64_t half = block.width / 2; half >= kRepeatLanes; half /= 2) {
-    for (int64_t c = 0; c < half; c += kRepeatLanes) {
-      AscendC::Add(block.scores[c], block.scores[c], block.scores[half + c],
-                   static_cast<uint64_t>(kRepeatLanes), rows, by_row);
-    }
-    Barrier();
-  }
-  AscendC::WholeReduceSum(lanes, block.scores, kRepeatLanes, static_cast<int32_t>(rows), 1, 1,
-                          kScoreBlocks);
+  FoldColumns<TakeSum>(block.scores, block.rows, block.width / kRepeatLanes);
+  AscendC::WholeReduceSum(lanes, block.scores, kRepeatLanes, static_cast<int32_t>(block.rows), 1, 1,
+                          static_cast<int32_t>(block.width / kBlockLanes));
   Barrier();
 }
 
 // scores[r][k] = e^(scores[r][k] * factor + shift[r]), with factor over one block and shift over a
-// block for each row.
+// block for each row. Repeats run along the rows or down the columns, whichever are fewer.
 __aicore__ inline void WeighScores(const ScoreRows& block,
                                    const AscendC::LocalTensor<float>& factor,
                                    const AscendC::LocalTensor<float>& shift) {
-  const AscendC::BinaryRepeatParams by_row(1, 0, 0, kScoreBlocks, 0, 1);
-  for (int64_t c = 0; c < block.width; c += kRepeatLanes) {
-    AscendC::FusedMulAdd(block.scores[c], factor, shift, static_cast<uint64_t>(kRepeatLanes),
-                         static_cast<uint8_t>(block.rows), by_row);
+  const int64_t columns = block.width / kRepeatLanes;
+  const uint64_t lanes = static_cast<uint64_t>(kRepeatLanes);
+  if (block.rows < columns) {
+    const AscendC::BinaryRepeatParams along(1, 0, 0, kBlockLanes, 0, 0);
+    for (int64_t r = 0; r < block.rows; ++r) {
+      AscendC::FusedMulAdd(block.scores[r * block.width], factor, shift[r * kBlockLanes], lanes,
+                           static_cast<uint8_t>(columns), along);
+    }
+  } else {
+    const AscendC::BinaryRepeatParams down(1, 0, 0, static_cast<uint8_t>(columns * kBlockLanes), 0,
+                                           1);
+    for (int64_t c = 0; c < columns; ++c) {
+      AscendC::FusedMulAdd(block.scores[c * kRepeatLanes], factor, shift, lanes,
+                           static_cast<uint8_t>(block.rows), down);
+    }
   }
   Barrier();
-  ExpScores(block);
-}
-
-// weights[r][k] = scores[r][k], rounded. Both have rows of kPiece elements.
-template <typename T>
-__aicore__ inline void RoundScores(const AscendC::LocalTensor<T>& weights, const ScoreRows& block) {
-  constexpr uint8_t kWeightBlocks = kPiece * sizeof(T) / kBlockBytes;
-  const AscendC::UnaryRepeatParams by_row(1, 1, kWeightBlocks, kScoreBlocks);
-  for (int64_t c = 0; c < block.width; c += kRepeatLanes) {
-    AscendC::Cast(weights[c], block.scores[c], AscendC::RoundMode::CAST_RINT,
-                  static_cast<uint64_t>(kRepeatLanes), static_cast<uint8_t>(block.rows), by_row);
-  }
+  AscendC::Exp(block.scores, block.scores, CountOf(block));
   Barrier();
 }

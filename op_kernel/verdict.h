@@ -2,10 +2,11 @@
 //
 // The cube multiplies a whole row block's weights with a tile's values. Where a row doesn't see a
 // key, its weight is 0, and so is the product, unless the value is NaN or infinite: then it spoils
-// a row that has nothing to do with it. So where rows of a block see different keys, the vector
-// cores look whether all sums are finite, and tell at the end. If one isn't, the group walks
-// through its units a second time, one token at a time: the rows of a token see the same keys, and
-// nobody looks at another one. The other rows come out with the bits that they had.
+// a row that has nothing to do with it. It spoils all rows of the block alike, so where they see
+// different keys, the vector cores look whether the sums of one of them are finite, and tell at the
+// end. If one isn't, the group walks through its units a second time, one token at a time: the rows
+// of a token see the same keys, and nobody looks at another one. The other rows come out with the
+// bits that they had.
 #pragma once
 
 #include "attention_tiling_data.h"
@@ -36,27 +37,22 @@ __aicore__ inline bool ReadTrouble(const Exchange<T>& exchange) {
 // A vector core's search for sums that aren't finite.
 class Finiteness {
  public:
-  __aicore__ inline void Init(AscendC::TPipe* pipe) {
-    pipe->InitBuffer(zeros_buffer_, kRepeatLanes * sizeof(float));
+  // Rows of `width` sums.
+  __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t width) {
+    width_ = static_cast<int32_t>(width);
+    pipe->InitBuffer(zeros_buffer_, 2 * width * sizeof(float));
     pipe->InitBuffer(verdict_out_, 1, kBlockBytes);
     zeros_ = zeros_buffer_.Get<float>();
-    AscendC::Duplicate(zeros_, 0.0f, kRepeatLanes);
+    products_ = zeros_[width];
+    AscendC::Duplicate(zeros_, 0.0f, width_);
     Barrier();
   }
 
-  // Looks at `count` sums, a multiple of 16. `work` holds as many and may be the sums themselves.
-  __aicore__ inline void Look(const AscendC::LocalTensor<float>& sums,
-                              const AscendC::LocalTensor<float>& work, int64_t count) {
+  __aicore__ inline void Look(const AscendC::LocalTensor<float>& sums) {
     // 0 * x is 0 or, for an x that isn't finite, NaN, which stays in every sum.
-    AscendC::Muls(work, sums, 0.0f, static_cast<int32_t>(count));
+    AscendC::Muls(products_, sums, 0.0f, width_);
     Barrier();
-    while (count > kRepeatLanes) {
-      const int64_t half = (count / 2 + kRepeatLanes - 1) / kRepeatLanes * kRepeatLanes;
-      AscendC::Add(work, work, work[half], static_cast<int32_t>(count - half));
-      Barrier();
-      count = half;
-    }
-    AscendC::Add(zeros_, zeros_, work, static_cast<int32_t>(count));
+    AscendC::Add(zeros_, zeros_, products_, width_);
     Barrier();
   }
 
@@ -64,8 +60,13 @@ class Finiteness {
   __aicore__ inline void Tell(const AscendC::GlobalTensor<float>& to) {
     AscendC::LocalTensor<float> verdict = verdict_out_.AllocTensor<float>();
     AscendC::Duplicate(verdict, 0.0f, kBlockLanes);
+    for (int64_t c = kRepeatLanes; c < width_; c += kRepeatLanes) {
+      AscendC::Add(zeros_, zeros_, zeros_[c], static_cast<int32_t>(ColumnMask(width_, c)));
+      Barrier();
+    }
     Barrier();
-    AscendC::WholeReduceSum(verdict, zeros_, kRepeatLanes, 1, 1, 1, kBlockLanes);
+    AscendC::WholeReduceSum(verdict, zeros_, static_cast<int32_t>(ColumnMask(width_, 0)), 1, 1, 1,
+                            kBlockLanes);
     verdict_out_.EnQue(verdict);
     verdict = verdict_out_.DeQue<float>();
     CopyRowsOut(to, verdict, 1, kBlockLanes, kBlockLanes);
@@ -75,5 +76,7 @@ class Finiteness {
  private:
   AscendC::TBuf<AscendC::TPosition::VECCALC> zeros_buffer_;
   AscendC::TQue<AscendC::TPosition::VECOUT, 1> verdict_out_;
-  AscendC::LocalTensor<float> zeros_;  // sums of zeros
+  AscendC::LocalTensor<float> zeros_;  // sums of products with 0
+  AscendC::LocalTensor<float> products_;
+  int32_t width_;
 };

@@ -1,9 +1,11 @@
-// Cuts a call into units of work and deals them to the cores in turn.
+// Cuts a call into units of work and deals them to the cores, there and back: core 0 to the last
+// one, then the last one to core 0, and so on. Later units of a sequence see more keys, so dealing
+// in one direction would give the last core the most.
 //
 // A unit is a row block (up to max_rows query rows of one sequence and KV head) against all the
 // keys it sees, or against one piece of them where the tiling splits. Every core enumerates the
-// same units from the lengths it reads, and takes each num_cores-th: no host and no other core
-// takes part. What a row's unit holds besides it doesn't reach its bits.
+// same units from the lengths it reads, and takes its own: no host and no other core takes part.
+// What a row's unit holds besides it doesn't reach its bits.
 #pragma once
 
 #include "attention_tiling_data.h"
@@ -51,8 +53,9 @@ class WorkUnits {
     tiling_ = &tiling;
     sequences_ = &sequences;
     most_rows_ = most_tokens * (tiling.num_heads / tiling.num_kv_heads);
-    num_cores_ = num_cores;
     skip_ = core;
+    next_skip_ = 2 * (num_cores - 1 - core);
+    skip_after_ = 2 * core;
     sequence_ = -1;
     block_ = 0;
     num_blocks_ = 0;
@@ -64,12 +67,14 @@ class WorkUnits {
   __aicore__ inline bool Next(Unit& unit) {
     while (Advance()) {
       if (skip_ == 0) {
-        skip_ = num_cores_ - 1;
+        skip_ = next_skip_;
+        next_skip_ = skip_after_;
+        skip_after_ = skip_;
         unit = unit_;
         if (tiling_->split != 0) {
           unit.piece = piece_;
-          unit.keys.first = Larger(unit_.keys.first, piece_ * kPiece);
-          unit.keys.last = Smaller(unit_.keys.last, (piece_ + 1) * kPiece);
+          unit.keys.first = Larger(unit_.keys.first, piece_ * tiling_->piece);
+          unit.keys.last = Smaller(unit_.keys.last, (piece_ + 1) * tiling_->piece);
         }
         return true;
       }
@@ -124,15 +129,16 @@ class WorkUnits {
     const Row last = RowAt(*tiling_, unit_, unit_.num_rows - 1);
     unit_.keys.first = VisibleKeys(*tiling_, length, first.position).first;
     unit_.keys.last = VisibleKeys(*tiling_, length, last.position).last;
-    unit_.piece = unit_.keys.first / kPiece;
+    unit_.piece = unit_.keys.first / tiling_->piece;
     piece_ = unit_.piece;
-    end_piece_ = (unit_.keys.last + kPiece - 1) / kPiece;
+    end_piece_ = (unit_.keys.last + tiling_->piece - 1) / tiling_->piece;
   }
 
   const AttentionTilingData* tiling_;
   const Sequences* sequences_;
-  int64_t num_cores_;
-  int64_t skip_;
+  int64_t skip_;        // units of other cores before the next one
+  int64_t next_skip_;   // and after it
+  int64_t skip_after_;  // and after that one
   int64_t sequence_;
   int64_t most_rows_;  // of a run: rows that may share blocks
   int64_t num_rows_;

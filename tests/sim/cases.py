@@ -44,12 +44,14 @@ def make_case(
     head_dim: int = 64,
     head_dim_v: int | None = None,
     block_size: int = 16,
+    layout: str = "NHD",
     seed: int = 0,
     **options: Any,
 ) -> Case:
     """Return a call with random values; what no row may look at holds NaN.
 
-    `sinks` and `alibi_slopes` may be given as True for random ones.
+    `sinks` and `alibi_slopes` may be given as True for random ones. `layout` "HND" is that of
+    PagedKVCache: the tokens of a block and KV head are dense.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -70,6 +72,10 @@ def make_case(
             filled = min(block_size, length - column * block_size)
             key_cache[block, :filled] = normal(filled, num_kv_heads, head_dim)
             value_cache[block, :filled] = normal(filled, num_kv_heads, head_dim_v)
+    if layout == "HND":
+        key_cache, value_cache = (
+            cache.transpose(1, 2).contiguous().transpose(1, 2) for cache in (key_cache, value_cache)
+        )
     num_heads = num_kv_heads * group
     for name in ("sinks", "alibi_slopes"):
         if options.get(name) is True:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tests.sim import tiling as host
-from tests.sim.harness import ROOT, Kernel, Result, launch, read, update, write
+from tests.sim.harness import ROOT, Kernel, Part, Result, launch, read, update, write
 
 OP_KERNEL = ROOT / "op_kernel"
 _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -82,7 +82,7 @@ def attention(
     adjust: Callable[[host.AttentionTilingData], None] | None = None,
     wanted: str = "",
 ) -> AttentionRun:
-    """Plan and launch the attention kernel on contiguous tensors.
+    """Plan and launch the attention kernel on contiguous tensors; the caches may be permuted.
 
     Parameters
     ----------
@@ -136,8 +136,8 @@ def attention(
         kernel(name, f"{answer.stem.decode()}.cpp", folder),
         answer.num_cores,
         read(to_numpy(query), "query"),
-        read(to_numpy(key_cache), "key_cache"),
-        read(to_numpy(value_cache), "value_cache"),
+        read(to_numpy(_storage(key_cache)), "key_cache"),
+        read(to_numpy(_storage(value_cache)), "value_cache"),
         read(to_numpy(block_tables), "block_tables"),
         read(to_numpy(seq_lens), "seq_lens"),
         0 if query_start_loc is None else read(to_numpy(query_start_loc), "query_start_loc"),
@@ -145,7 +145,9 @@ def attention(
         0 if sinks is None else read(to_numpy(sinks), "sinks"),
         write(output, "output"),
         write(lse, "lse") if with_lse else 0,
-        write(workspace, "workspace") if answer.workspace_bytes else 0,
+        write(workspace, "workspace", parts=_exchange_parts(shape, answer.num_cores, query))
+        if answer.workspace_bytes
+        else 0,
         read(_bytes(shape), "tiling"),
         seed=seed,
     )
@@ -158,11 +160,33 @@ def attention(
     )
 
 
+def _exchange_parts(shape: host.AttentionTilingData, groups: int, query: Tensor) -> list[Part]:
+    """Name what the cores of the mixed kernel's groups hand each other, as op_kernel/exchange.h."""
+    if not shape.exchange_bytes:
+        return []
+    pairs = shape.max_rows * shape.piece
+    sizes = {
+        "scores": 4 * pairs * 4,
+        "weights": 4 * pairs * query.element_size(),
+        "products": 4 * shape.max_rows * shape.value.head_dim * 4,
+    }
+    parts = []
+    for group in range(groups):
+        at = group * shape.exchange_bytes
+        for name, size in sizes.items():
+            parts.append(Part(name, at, size))
+            at += size
+    return parts
+
+
+def _storage(tensor: Tensor) -> Tensor:
+    """Return the elements of a whole storage, in the order in which they lie there."""
+    return torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+
+
 def _cache_layout(cache: Tensor) -> host.CacheLayout:
-    _, block_size, num_kv_heads, head_dim = cache.shape
-    return host.CacheLayout(
-        head_dim, block_size * num_kv_heads * head_dim, num_kv_heads * head_dim, head_dim
-    )
+    block_stride, token_stride, head_stride, _ = cache.stride()
+    return host.CacheLayout(cache.shape[3], block_stride, token_stride, head_stride)
 
 
 def write_kv(

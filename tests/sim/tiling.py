@@ -55,6 +55,7 @@ class AttentionTilingData(ctypes.Structure):
                 "has_lse",
                 "tile",
                 "max_rows",
+                "piece",
                 "split",
                 "max_pieces",
                 "key_columns",

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <sstream>
 #include <stdexcept>
@@ -53,6 +54,12 @@ npu::Stream current_stream(int device) {
 bool checks_values() {
   const char* wanted = std::getenv("PAGED_CHECK");
   return wanted != nullptr && std::string(wanted) == "1";
+}
+
+// PAGED_NPU_KERNEL=vector or mixed asks for a kernel of attention, to test or compare it.
+std::optional<AttentionKernel> wanted_kernel() {
+  const char* name = std::getenv("PAGED_NPU_KERNEL");
+  return name == nullptr ? std::nullopt : named_kernel(name);
 }
 
 Tensor on_host(const Checks& checks, const char* name, const Tensor& tensor) {
@@ -211,6 +218,7 @@ void run_attention(const Checks& checks, const AttentionInputs& in, const Attent
       .has_lse = lse.has_value(),
       .tile = 0,
       .max_rows = 0,
+      .piece = 0,
       .split = 0,
       .max_pieces = 0,
       .key_columns = 0,
@@ -221,7 +229,9 @@ void run_attention(const Checks& checks, const AttentionInputs& in, const Attent
       .softcap = params.softcap,
   };
   call.run(
-      [&](const Soc& soc) { return plan_attention(shape, kernel_dtype(params.pool.dtype), soc); },
+      [&](const Soc& soc) {
+        return plan_attention(shape, kernel_dtype(params.pool.dtype), soc, wanted_kernel());
+      },
       {pointer_to(in.query), pointer_to(in.key_cache), pointer_to(in.value_cache),
        pointer_to(in.block_tables), pointer_to(seq_lens), pointer_to(query_start_loc),
        pointer_to(alibi_slopes), pointer_to(sinks), pointer_to(output), pointer_to(lse)},
