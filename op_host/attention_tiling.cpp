@@ -23,6 +23,10 @@ constexpr int64_t kL0cBytes = 128 * 1024;  // of L0C
 constexpr int64_t kMostCubeRows = 128;
 constexpr int64_t kMostCubeTile = 128;
 
+// Rows of scores of a whole piece in the unified buffer at a time, twice. Sixteen leave too little
+// for the sums of 64 rows of head_dim 128.
+constexpr int64_t kSoftmaxRows = 8;
+
 // Splitting costs a write and a read of one state per row and piece, 0.2 percent of the keys' and
 // values' bytes in decode. It pays while there are fewer than this many row blocks per core: with
 // 32, dealing out whole row blocks of one length leaves at most 1 in 33 of the time idle.
@@ -98,23 +102,24 @@ int64_t equal_parts(int64_t width, int64_t most) {
   return ceil_div(ceil_div(width, parts), kSide) * kSide;
 }
 
-// The largest step of the cube that fits all its memories and the vector cores' unified buffer, or
-// nothing. More rows cross fewer keys and values from GM to L1, so rows go first.
-std::optional<CubeStep> choose_cube_step(const AttentionTilingData& shape) {
-  const int64_t group = shape.num_heads / shape.num_kv_heads;
-  const int64_t wanted = shape.has_query_start_loc ? shape.num_tokens * group : group;
+// The largest step of the cube, up to the rows that there are, that fits all its memories and the
+// vector cores' unified buffer, or nothing. More rows cross fewer keys and values from GM to L1, so
+// rows go first. Whether there is one doesn't depend on the rows.
+std::optional<CubeStep> choose_cube_step(int64_t head_dim, int64_t head_dim_v, int64_t num_rows) {
   for (int64_t rows = kMostCubeRows; rows >= kSide; rows /= 2) {
-    if (rows / 2 >= wanted && rows > kSide) continue;
+    if (rows > kSide && rows / 2 >= num_rows) continue;
     for (int64_t tile = kMostCubeTile; tile >= kSide; tile /= 2) {
-      for (int64_t softmax_rows : {16, 8}) {
-        const CubeStep step = {rows, tile, softmax_rows};
-        if (softmax_rows <= rows / 2 && fits_cube(shape.key.head_dim, shape.value.head_dim, step)) {
-          return step;
-        }
-      }
+      const CubeStep step = {rows, tile, kSoftmaxRows};
+      if (fits_cube(head_dim, head_dim_v, step)) return step;
     }
   }
   return std::nullopt;
+}
+
+// Rows that one sequence of a call can have for a KV head.
+int64_t most_rows(const AttentionTilingData& tiling) {
+  const int64_t group = tiling.num_heads / tiling.num_kv_heads;
+  return tiling.has_query_start_loc ? tiling.num_tokens * group : group;
 }
 
 // Bytes of workspace through which a group's cores exchange scores, weights and products of the
@@ -136,7 +141,8 @@ bool splits_on_groups(const AttentionTilingData& tiling, const Soc& soc) {
 
 LaunchPlan<AttentionTilingData> plan_mixed(AttentionTilingData tiling, const std::string& dtype,
                                            const Soc& soc) {
-  const CubeStep step = *choose_cube_step(tiling);
+  const CubeStep step =
+      *choose_cube_step(tiling.key.head_dim, tiling.value.head_dim, most_rows(tiling));
   tiling.max_rows = step.rows;
   tiling.tile = step.tile;
   tiling.softmax_rows = step.softmax_rows;
@@ -157,9 +163,9 @@ LaunchPlan<AttentionTilingData> plan_mixed(AttentionTilingData tiling, const std
 
 int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, const CubeStep& step) {
   int64_t bytes = 0;
-  bytes += 2 * step.rows * head_dim * kHalf;                 // queries, twice
-  bytes += 2 * step.tile * (head_dim + head_dim_v) * kHalf;  // keys and values, twice
-  bytes += 2 * step.rows * step.tile * kHalf;                // weights, twice
+  bytes += 2 * step.rows * head_dim * kHalf;  // queries, twice
+  // keys, or values and weights, four times
+  bytes += 4 * step.tile * std::max(head_dim, head_dim_v + step.rows) * kHalf;
   return bytes;
 }
 
@@ -172,10 +178,11 @@ int64_t softmax_ub_bytes(int64_t head_dim_v, const CubeStep& step) {
   bytes += kSoftmaxLaneBuffers * kRepeatLanes * kFloat;
   bytes += kRepeatLanes * kBlockLanes * kFloat;          // factors, broadcast
   bytes += (2 * kBlockLanes + 2 * kCubePiece) * kFloat;  // constants
-  bytes += (2 * head_dim_v + kBlockLanes) * kFloat;      // zeros, their products, verdict_out
-  bytes += kRepeatLanes * kBlockLanes * kFloat;          // lse_out
-  bytes += kRepeatLanes * kFloat;                        // sinks
-  bytes += 2 * (head_dim_v + kStateTail) * kFloat;       // state_in, twice
+  bytes += (2 * ceil_div(head_dim_v, kRepeatLanes) * kRepeatLanes + kBlockLanes) *
+           kFloat;                                  // zeros, their products, verdict_out
+  bytes += kRepeatLanes * kBlockLanes * kFloat;     // lse_out
+  bytes += kRepeatLanes * kFloat;                   // sinks
+  bytes += 2 * (head_dim_v + kStateTail) * kFloat;  // state_in, twice
   bytes += step.softmax_rows * (head_dim_v + kStateTail) * kFloat;  // state_out
   return bytes;
 }
@@ -211,19 +218,22 @@ std::optional<AttentionKernel> named_kernel(const std::string& name) {
   throw Unsupported("PAGED_NPU_KERNEL is \"" + name + "\", expected \"vector\" or \"mixed\"");
 }
 
-AttentionKernel choose_attention_kernel(const AttentionTilingData& shape,
-                                        const std::string& dtype) {
-  if (dtype == "float32") return AttentionKernel::kVector;
-  return choose_cube_step(shape).has_value() ? AttentionKernel::kMixed : AttentionKernel::kVector;
+AttentionKernel choose_attention_kernel(int64_t head_dim, int64_t head_dim_v,
+                                        const std::string& dtype,
+                                        std::optional<AttentionKernel> wanted) {
+  check_head_dim("head_dim", head_dim);
+  check_head_dim("head_dim of value_cache", head_dim_v);
+  const bool fits = dtype != "float32" && choose_cube_step(head_dim, head_dim_v, 1).has_value();
+  if (fits && wanted != AttentionKernel::kVector) return AttentionKernel::kMixed;
+  choose_step(head_dim, head_dim_v, dtype == "float32" ? kFloat : kHalf);
+  return AttentionKernel::kVector;
 }
 
 LaunchPlan<AttentionTilingData> plan_attention(const AttentionTilingData& shape,
                                                const std::string& dtype, const Soc& soc,
                                                std::optional<AttentionKernel> wanted) {
-  check_head_dim("head_dim", shape.key.head_dim);
-  check_head_dim("head_dim of value_cache", shape.value.head_dim);
-  AttentionKernel kernel = choose_attention_kernel(shape, dtype);
-  if (wanted != AttentionKernel::kMixed) kernel = AttentionKernel::kVector;
+  const AttentionKernel kernel =
+      choose_attention_kernel(shape.key.head_dim, shape.value.head_dim, dtype, wanted);
   AttentionTilingData tiling = shape;
   tiling.piece = kernel == AttentionKernel::kMixed ? kCubePiece : kVectorPiece;
   tiling.max_pieces = ceil_div(shape.max_blocks_per_seq * shape.block_size, tiling.piece);

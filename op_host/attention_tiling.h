@@ -27,7 +27,12 @@ std::optional<AttentionKernel> named_kernel(const std::string& name);
 // in decode and in prefill only if one kernel serves both. In float32 the cube runs at a quarter of
 // its speed or less, and weights and values would take twice the memory: the vector kernel serves
 // it.
-AttentionKernel choose_attention_kernel(const AttentionTilingData& shape, const std::string& dtype);
+//
+// `wanted` asks for a kernel; what the mixed one can't serve takes the vector one all the same.
+// Throws Unsupported where neither serves.
+AttentionKernel choose_attention_kernel(int64_t head_dim, int64_t head_dim_v,
+                                        const std::string& dtype,
+                                        std::optional<AttentionKernel> wanted = {});
 
 // How much of a call one step of a vector core covers.
 struct AttentionStep {

@@ -17,14 +17,17 @@
 #include "exchange.h"
 #include "kernel_operator.h"
 #include "piece_steps.h"
-#include "ping_pong.h"
 #include "sequence.h"
+#include "turns.h"
 #include "verdict.h"
 #include "visible.h"
 #include "work_units.h"
 
 constexpr int64_t kL0Slot = 32 * 1024;   // bytes: half of L0A, half of L0B
 constexpr int64_t kL0cSlot = 64 * 1024;  // bytes: half of L0C
+
+// While the cube is held up by scores on their way out, tiles of values and weights come in ahead.
+constexpr int32_t kTilesInL1 = 4;
 
 template <typename T>
 class AttentionCube {
@@ -56,19 +59,13 @@ class AttentionCube {
  private:
   // op_host's L1 budget counts these buffers: attention_tiling.cpp, attention_l1_bytes.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
-    const int64_t tile = tiling_->tile;
-    const int64_t rows = tiling_->max_rows;
-    pipe->InitBuffer(query_buffer_, 2 * rows * key_dim_ * sizeof(T));
-    pipe->InitBuffer(key_buffer_, 2 * tile * key_dim_ * sizeof(T));
-    pipe->InitBuffer(value_buffer_, 2 * tile * value_dim_ * sizeof(T));
-    pipe->InitBuffer(weight_buffer_, 2 * rows * tile * sizeof(T));
+    pipe->InitBuffer(query_buffer_, 2 * tiling_->max_rows * key_dim_ * sizeof(T));
+    pipe->InitBuffer(tile_buffer_, kTilesInL1 * TileSize() * sizeof(T));
     pipe->InitBuffer(left_buffer_, 2 * kL0Slot);
     pipe->InitBuffer(right_buffer_, 2 * kL0Slot);
     pipe->InitBuffer(sum_buffer_, 2 * kL0cSlot);
     queries_ = query_buffer_.template Get<T>();
-    keys_ = key_buffer_.template Get<T>();
-    values_ = value_buffer_.template Get<T>();
-    weights_ = weight_buffer_.template Get<T>();
+    tiles_ = tile_buffer_.template Get<T>();
     left_ = left_buffer_.template Get<T>();
     right_ = right_buffer_.template Get<T>();
     sums_ = sum_buffer_.template Get<float>();
@@ -76,16 +73,14 @@ class AttentionCube {
 
   __aicore__ inline void OpenAll() {
     query_turns_.Open();
-    key_turns_.Open();
-    value_turns_.Open();
+    tile_turns_.Open();
     factor_turns_.Open();
     sum_turns_.Open();
   }
 
   __aicore__ inline void CloseAll() {
     query_turns_.Close();
-    key_turns_.Close();
-    value_turns_.Close();
+    tile_turns_.Close();
     factor_turns_.Close();
     sum_turns_.Close();
   }
@@ -168,11 +163,11 @@ class AttentionCube {
   __aicore__ inline void ScoreTile(const PieceStep& step, int64_t begin, const Visible& span) {
     const Visible lanes = InTile(step.lanes, begin, tiling_->tile);
     const int64_t pitch = tiling_->tile;
-    CopyTileToL1(keys_[key_turns_.Fill() * pitch * key_dim_], key_cache_, tiling_->key, tables_,
-                 tiling_->block_size, step.unit, step.begin + begin, lanes, span, pitch);
-    key_turns_.Filled();
+    CopyTileToL1(Tile(tile_turns_.Fill()), key_cache_, tiling_->key, tables_, tiling_->block_size,
+                 step.unit, step.begin + begin, lanes, span, pitch);
+    tile_turns_.Filled();
 
-    const AscendC::LocalTensor<T> keys = keys_[key_turns_.Use() * pitch * key_dim_];
+    const AscendC::LocalTensor<T> keys = Tile(tile_turns_.Use());
     const AscendC::LocalTensor<T> queries = queries_[query_slot_ * tiling_->max_rows * key_dim_];
     const AscendC::LocalTensor<float> sums = Sums(sum_turns_.Fill());
     const int64_t rows = RoundUp(step.unit.num_rows, kFractal);
@@ -185,7 +180,7 @@ class AttentionCube {
       factor_turns_.Filled();
       Multiply(sums, rows, width, columns, c == 0);
     }
-    key_turns_.Used();
+    tile_turns_.Used();
     sum_turns_.Filled();
     StoreSums(exchange_.Scores(step.slot)[begin + span.first], step.unit.num_rows, width,
               kCubePiece);
@@ -215,9 +210,8 @@ class AttentionCube {
     const int64_t width = span.last - span.first;
     LoadValuesAndWeights(step, begin, span, opens);
 
-    const int32_t turn = value_turns_.Use();
-    const AscendC::LocalTensor<T> values = values_[turn * pitch * value_dim_];
-    const AscendC::LocalTensor<T> weights = weights_[turn * tiling_->max_rows * pitch];
+    const AscendC::LocalTensor<T> values = Tile(tile_turns_.Use());
+    const AscendC::LocalTensor<T> weights = values[pitch * value_dim_];
     for (int64_t c = 0; c < value_dim_; c += tiling_->value_columns) {
       const int64_t columns = Smaller(tiling_->value_columns, value_dim_ - c);
       const int32_t slot = factor_turns_.Fill();
@@ -226,30 +220,38 @@ class AttentionCube {
       factor_turns_.Filled();
       Multiply(sums[c * rows], rows, columns, width, opens);
     }
-    value_turns_.Used();
+    tile_turns_.Used();
   }
 
   // Values first: they don't wait for the vector cores, as the weights of a step's first tile do.
   __aicore__ inline void LoadValuesAndWeights(const PieceStep& step, int64_t begin,
                                               const Visible& span, bool opens) {
     const int64_t pitch = tiling_->tile;
-    const int32_t turn = value_turns_.Fill();
+    const AscendC::LocalTensor<T> values = Tile(tile_turns_.Fill());
     const Visible lanes = InTile(step.lanes, begin, tiling_->tile);
-    CopyTileToL1(values_[turn * pitch * value_dim_], value_cache_, tiling_->value, tables_,
-                 tiling_->block_size, step.unit, step.begin + begin, lanes, span, pitch);
+    CopyTileToL1(values, value_cache_, tiling_->value, tables_, tiling_->block_size, step.unit,
+                 step.begin + begin, lanes, span, pitch);
     if (opens) {
       AscendC::CrossCoreWaitFlag(kWeightsReady);
     }
-    const AscendC::LocalTensor<T> weights = weights_[turn * tiling_->max_rows * pitch];
+    const AscendC::LocalTensor<T> weights = values[pitch * value_dim_];
     const int64_t rows = RoundUp(step.unit.num_rows, kFractal);
     const int64_t width = span.last - span.first;
     CopyRowsToL1(weights, exchange_.WeightsOfTile(step.slot, begin)[span.first], step.unit.num_rows,
                  width, pitch, rows);
     ZeroRowsInL1(weights, step.unit.num_rows, rows, width, rows);
-    value_turns_.Filled();
+    tile_turns_.Filled();
   }
 
-  // ---- the factors' and the sums' buffers
+  // ---- the buffers
+
+  // Elements of a tile in L1: keys, or values and the weights that belong to them.
+  __aicore__ inline int64_t TileSize() const {
+    return tiling_->tile * Larger(key_dim_, value_dim_ + tiling_->max_rows);
+  }
+  __aicore__ inline AscendC::LocalTensor<T> Tile(int32_t slot) const {
+    return tiles_[slot * TileSize()];
+  }
 
   __aicore__ inline AscendC::LocalTensor<T> Left(int32_t slot) const {
     return left_[slot * (kL0Slot / sizeof(T))];
@@ -299,23 +301,18 @@ class AttentionCube {
   AscendC::GlobalTensor<T> value_cache_;
 
   AscendC::TBuf<AscendC::TPosition::A1> query_buffer_;
-  AscendC::TBuf<AscendC::TPosition::B1> key_buffer_;
-  AscendC::TBuf<AscendC::TPosition::B1> value_buffer_;
-  AscendC::TBuf<AscendC::TPosition::A1> weight_buffer_;
+  AscendC::TBuf<AscendC::TPosition::B1> tile_buffer_;
   AscendC::TBuf<AscendC::TPosition::A2> left_buffer_;
   AscendC::TBuf<AscendC::TPosition::B2> right_buffer_;
   AscendC::TBuf<AscendC::TPosition::CO1> sum_buffer_;
   AscendC::LocalTensor<T> queries_;   // two units' [max_rows][key_dim]
-  AscendC::LocalTensor<T> keys_;      // two tiles [tile][key_dim]
-  AscendC::LocalTensor<T> values_;    // two tiles [tile][value_dim]
-  AscendC::LocalTensor<T> weights_;   // two tiles [max_rows][tile]
+  AscendC::LocalTensor<T> tiles_;     // of keys, or of values and weights
   AscendC::LocalTensor<T> left_;      // L0A
   AscendC::LocalTensor<T> right_;     // L0B
   AscendC::LocalTensor<float> sums_;  // L0C
 
-  PingPong<AscendC::HardEvent::MTE2_MTE1, AscendC::HardEvent::MTE1_MTE2, 0> query_turns_;
-  PingPong<AscendC::HardEvent::MTE2_MTE1, AscendC::HardEvent::MTE1_MTE2, 2> key_turns_;
-  PingPong<AscendC::HardEvent::MTE2_MTE1, AscendC::HardEvent::MTE1_MTE2, 4> value_turns_;
-  PingPong<AscendC::HardEvent::MTE1_M, AscendC::HardEvent::M_MTE1, 0> factor_turns_;
-  PingPong<AscendC::HardEvent::M_FIX, AscendC::HardEvent::FIX_M, 0> sum_turns_;
+  Turns<AscendC::HardEvent::MTE2_MTE1, AscendC::HardEvent::MTE1_MTE2, 0, 2> query_turns_;
+  Turns<AscendC::HardEvent::MTE2_MTE1, AscendC::HardEvent::MTE1_MTE2, 2, kTilesInL1> tile_turns_;
+  Turns<AscendC::HardEvent::MTE1_M, AscendC::HardEvent::M_MTE1, 0, 2> factor_turns_;
+  Turns<AscendC::HardEvent::M_FIX, AscendC::HardEvent::FIX_M, 0, 2> sum_turns_;
 };

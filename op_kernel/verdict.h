@@ -40,11 +40,12 @@ class Finiteness {
   // Rows of `width` sums.
   __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t width) {
     width_ = static_cast<int32_t>(width);
-    pipe->InitBuffer(zeros_buffer_, 2 * width * sizeof(float));
+    columns_ = (width + kRepeatLanes - 1) / kRepeatLanes;
+    pipe->InitBuffer(zeros_buffer_, 2 * columns_ * kRepeatLanes * sizeof(float));
     pipe->InitBuffer(verdict_out_, 1, kBlockBytes);
     zeros_ = zeros_buffer_.Get<float>();
-    products_ = zeros_[width];
-    AscendC::Duplicate(zeros_, 0.0f, width_);
+    products_ = zeros_[columns_ * kRepeatLanes];
+    AscendC::Duplicate(zeros_, 0.0f, static_cast<int32_t>(columns_ * kRepeatLanes));
     Barrier();
   }
 
@@ -60,13 +61,12 @@ class Finiteness {
   __aicore__ inline void Tell(const AscendC::GlobalTensor<float>& to) {
     AscendC::LocalTensor<float> verdict = verdict_out_.AllocTensor<float>();
     AscendC::Duplicate(verdict, 0.0f, kBlockLanes);
-    for (int64_t c = kRepeatLanes; c < width_; c += kRepeatLanes) {
-      AscendC::Add(zeros_, zeros_, zeros_[c], static_cast<int32_t>(ColumnMask(width_, c)));
+    Barrier();
+    for (int64_t c = 1; c < columns_; ++c) {
+      AscendC::Add(zeros_, zeros_, zeros_[c * kRepeatLanes], kRepeatLanes);
       Barrier();
     }
-    Barrier();
-    AscendC::WholeReduceSum(verdict, zeros_, static_cast<int32_t>(ColumnMask(width_, 0)), 1, 1, 1,
-                            kBlockLanes);
+    AscendC::WholeReduceSum(verdict, zeros_, kRepeatLanes, 1, 1, 1, kBlockLanes);
     verdict_out_.EnQue(verdict);
     verdict = verdict_out_.DeQue<float>();
     CopyRowsOut(to, verdict, 1, kBlockLanes, kBlockLanes);
@@ -79,4 +79,5 @@ class Finiteness {
   AscendC::LocalTensor<float> zeros_;  // sums of products with 0
   AscendC::LocalTensor<float> products_;
   int32_t width_;
+  int64_t columns_;  // of 64 lanes
 };

@@ -3,7 +3,7 @@
 Importing the package loads the compiled library and registers the ops.
 """
 
-from paged_ops._load import BackendInfo, backend_info
+from paged_ops._load import BackendInfo, backend_info, npu_attention_kernel
 from paged_ops.attention import PagedAttention
 from paged_ops.batch import Batch, build_batch
 from paged_ops.block_manager import BlockManager, OutOfBlocks, UnknownRequest
@@ -34,5 +34,6 @@ __all__ = [
     "copy_blocks",
     "gather_kv",
     "merge_states",
+    "npu_attention_kernel",
     "write_kv",
 ]

@@ -36,6 +36,10 @@ class BackendInfo:
         The variant that runs: the best that this machine has and ``PAGED_CPU_ISA`` allows.
     npu : str
         Whether the Ascend part was built, and if not, why.
+    npu_attention : str
+        The Ascend kernel that attention takes: "mixed", on cube and vector cores, wherever that can
+        run, or "vector" if ``PAGED_NPU_KERNEL`` asks for it; `npu_attention_kernel` answers for a
+        shape.
     """
 
     torch: str
@@ -45,6 +49,7 @@ class BackendInfo:
     cpu_isas: tuple[str, ...]
     cpu_isa: str
     npu: str
+    npu_attention: str
 
 
 def _library_path() -> Path:
@@ -121,4 +126,45 @@ def backend_info() -> BackendInfo:
         cpu_isas=tuple(isas) if isinstance(isas, list) else (),
         cpu_isa=torch.ops.paged._cpu_isa(),
         npu=str(record.get("npu", "unknown")),
+        npu_attention=os.environ.get("PAGED_NPU_KERNEL") or "mixed",
     )
+
+
+def npu_attention_kernel(dtype: torch.dtype, head_dim: int, head_dim_v: int | None = None) -> str:
+    """Say which Ascend kernel attention takes for caches of this dtype and shape.
+
+    Nothing else decides: not the batch, the phase, the options or the block size.
+
+    Parameters
+    ----------
+    dtype
+        Of query and caches: float16, bfloat16 or float32.
+    head_dim, head_dim_v
+        Elements of a key and of a value; None: as many as of a key.
+
+    Returns
+    -------
+    str
+        "mixed": cube and vector cores; or "vector": vector cores alone.
+
+    Raises
+    ------
+    RuntimeError
+        No Ascend kernel serves them; the message names the limit. Or ``PAGED_NPU_KERNEL`` is
+        neither "mixed" nor "vector".
+
+    Examples
+    --------
+    >>> import torch, paged_ops
+    >>> paged_ops.npu_attention_kernel(torch.float32, 128)
+    'vector'
+    """
+    name = str(dtype).removeprefix("torch.")
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise RuntimeError(
+            f"npu_attention_kernel: dtype is {name}, expected float16, bfloat16 or float32"
+        )
+    kernel: str = torch.ops.paged._npu_attention_kernel(
+        name, head_dim, head_dim if head_dim_v is None else head_dim_v
+    )
+    return kernel

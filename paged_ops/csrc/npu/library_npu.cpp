@@ -402,6 +402,12 @@ void copy_blocks(Tensor key_cache, Tensor value_cache, const Tensor& block_mappi
        Argument("block_mapping", block_mapping)});
 }
 
+std::string npu_attention_kernel(std::string dtype, int64_t head_dim, int64_t head_dim_v) {
+  const AttentionKernel kernel =
+      choose_attention_kernel(head_dim, head_dim_v, dtype, wanted_kernel());
+  return kernel == AttentionKernel::kMixed ? "mixed" : "vector";
+}
+
 // The result's size is in seq_lens, which is on the device, and no step of inference needs this op.
 std::tuple<Tensor, Tensor> gather_kv(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                      std::optional<int64_t>, const OptionalTensor&,
@@ -421,4 +427,8 @@ STABLE_TORCH_LIBRARY_IMPL(paged, PrivateUse1, m) {
   m.impl("merge_states", TORCH_BOX(&paged::merge_states));
   m.impl("copy_blocks", TORCH_BOX(&paged::copy_blocks));
   m.impl("gather_kv", TORCH_BOX(&paged::gather_kv));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(paged, CompositeExplicitAutograd, m) {
+  m.impl("_npu_attention_kernel", TORCH_BOX(&paged::npu_attention_kernel));
 }

@@ -1,16 +1,18 @@
-// Two buffers between two pipes of a core: one fills a buffer while the other uses the second one.
+// Buffers between two pipes of a core, taken in turns: one pipe fills the next ones while the other
+// uses an earlier one.
 #pragma once
 
 #include "kernel_operator.h"
 
-// `filled` goes from the filling to the using pipe, `freed` back. The two buffers take the event
-// ids `first` and `first` + 1 of both events.
-template <AscendC::HardEvent filled, AscendC::HardEvent freed, int32_t first>
-class PingPong {
+// `count` buffers; `filled` goes from the filling to the using pipe, `freed` back. They take the
+// event ids from `first` on of both events.
+template <AscendC::HardEvent filled, AscendC::HardEvent freed, int32_t first, int32_t count>
+class Turns {
  public:
   __aicore__ inline void Open() {
-    AscendC::SetFlag<freed>(first);
-    AscendC::SetFlag<freed>(first + 1);
+    for (int32_t i = 0; i < count; ++i) {
+      AscendC::SetFlag<freed>(first + i);
+    }
     fill_ = 0;
     use_ = 0;
   }
@@ -23,7 +25,7 @@ class PingPong {
 
   __aicore__ inline void Filled() {
     AscendC::SetFlag<filled>(first + fill_);
-    fill_ = 1 - fill_;
+    fill_ = (fill_ + 1) % count;
   }
 
   // The buffer that the using pipe may read from here on.
@@ -34,13 +36,14 @@ class PingPong {
 
   __aicore__ inline void Used() {
     AscendC::SetFlag<freed>(first + use_);
-    use_ = 1 - use_;
+    use_ = (use_ + 1) % count;
   }
 
   // Every set flag has its wait.
   __aicore__ inline void Close() {
-    AscendC::WaitFlag<freed>(first);
-    AscendC::WaitFlag<freed>(first + 1);
+    for (int32_t i = 0; i < count; ++i) {
+      AscendC::WaitFlag<freed>(first + i);
+    }
   }
 
  private:
