@@ -10,7 +10,7 @@ import pytest
 
 from tests.sim.harness import HERE, Kernel, Part, Result, launch, read, write
 
-SHAPES = [(16, 16, 16), (128, 128, 128), (1, 16, 48), (5, 48, 64), (33, 80, 40), (64, 16, 200)]
+SHAPES = [(16, 16, 16), (128, 128, 128), (2, 16, 48), (5, 48, 64), (33, 80, 40), (64, 16, 200)]
 
 
 @cache
@@ -58,14 +58,20 @@ def product(name: str, m: int, n: int, k: int, dtype: str, out: type = np.float3
 @pytest.mark.parametrize("side", ["straight", "turned"])
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 def test_the_product_is_that_of_the_matrices(dtype: str, side: str, m: int, n: int, k: int) -> None:
-    if m == 1:
-        m = 2
     product(f"{dtype}_{side}", m, n, k, dtype)
 
 
 @pytest.mark.parametrize(("to", "out"), [("half", np.float16), ("bfloat16", np.uint16)])
 def test_fixpipe_rounds_to_the_type_of_the_output(to: str, out: type) -> None:
     product(f"half_to_{to}", 33, 48, 64, "half", out)
+
+
+def test_a_single_row_is_read_as_a_vector() -> None:
+    a, b = random(1, 256).astype(np.float16), random(48, 256).astype(np.float16)
+    c = np.zeros((1, 48), dtype=np.float32)
+    assert launch(kernel("half_vector"), 1, a, b, write(c), 48).violations == ()
+    expected = a.astype(np.float64) @ b.astype(np.float64).T
+    assert np.abs(c - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 def doubled(groups: int, seed: int = 0) -> tuple[np.ndarray, Result]:

@@ -92,6 +92,17 @@ class Product {
     }
   }
 
+  __aicore__ inline void CopyVector(const GlobalTensor<T>& a) {
+    DataCopy(a1_, a, static_cast<uint32_t>(k_));
+  }
+
+  __aicore__ inline void LoadVector() {
+    AscendC::LoadData2DParams row;
+    row.repeatTimes = CeilTo(k_, kFractal) / kFractal;
+    row.srcStride = 1;
+    AscendC::LoadData(a2_, a1_, row);
+  }
+
   __aicore__ inline void Multiply() {
     AscendC::MmadParams params;
     params.m = m_;
@@ -201,6 +212,31 @@ PRODUCT(float_straight, float, false, float)
 PRODUCT(float_turned, float, true, float)
 PRODUCT(half_to_half, half, false, half)
 PRODUCT(half_to_bfloat16, half, false, bfloat16_t)
+
+// One row of 256 is a vector for the unit: it lies in L0A side by side, not in the rows of
+// fractals.
+extern "C" __global__ __aicore__ void half_vector(GM_ADDR a_address, GM_ADDR b_address,
+                                                  GM_ADDR c_address, int64_t n) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIC_ONLY);
+  GlobalTensor<half> a;
+  GlobalTensor<half> b;
+  GlobalTensor<float> c;
+  a.SetGlobalBuffer(reinterpret_cast<__gm__ half*>(a_address));
+  b.SetGlobalBuffer(reinterpret_cast<__gm__ half*>(b_address));
+  c.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(c_address));
+  Product<half, false> product(1, n, 256);
+  product.CopyIn(a, b);
+  AscendC::PipeBarrier<PIPE_MTE2>();
+  product.CopyVector(a);
+  Order<HardEvent::MTE2_MTE1>();
+  product.Load();
+  AscendC::PipeBarrier<PIPE_MTE1>();
+  product.LoadVector();
+  Order<HardEvent::MTE1_M>();
+  product.Multiply();
+  Order<HardEvent::M_FIX>();
+  product.CopyOut(c);
+}
 
 // Each group multiplies 16 rows of a with b, into the workspace; its two AIVs double eight of them.
 extern "C" __global__ __aicore__ void doubled_product(GM_ADDR a_address, GM_ADDR b_address,

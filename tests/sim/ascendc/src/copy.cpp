@@ -2,25 +2,15 @@
 #include <algorithm>
 #include <cstring>
 
+#include "limits.h"
 #include "memory.h"
 
 namespace sim {
 namespace {
 
-bool InRange(const Instruction& now, const char* what, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return true;
-  Report(now.site, "copy-limits", "%s: %s is %lld, expected %lld to %lld", now.name, what,
-         static_cast<long long>(value), static_cast<long long>(low), static_cast<long long>(high));
-  return false;
-}
-
 bool ShapeIsAllowed(const Instruction& now, const CopyShape& shape) {
-  if (!InRange(now, "blockCount", shape.blocks, 0, kMaxPieces)) return false;
-  if (shape.blocks == 0 || shape.bytes == 0) {
-    Report(now.site, "copy-length", "%s of nothing: this device doesn't promise to ignore it",
-           now.name);
-    return false;
-  }
+  if (!InRange(now, "copy-limits", "blockCount", shape.blocks, 0, kMaxPieces)) return false;
+  if (!CopiesSomething(now, shape.blocks != 0 && shape.bytes != 0)) return false;
   if (shape.padded) {
     if (shape.bytes % shape.element != 0) {
       Report(now.site, "copy-length",
@@ -31,11 +21,11 @@ bool ShapeIsAllowed(const Instruction& now, const CopyShape& shape) {
     if (shape.pad_value_set && shape.element == 8 && shape.pad_value != 0) {
       Report(now.site, "copy-limits", "%s: paddingValue of a 64-bit type must be 0", now.name);
     }
-    return InRange(now, "blockLen", shape.bytes, 1, kMaxPadPiece) &&
-           InRange(now, "the gap in GM", shape.gm_gap, 0, kMaxPadGap) &&
-           InRange(now, "the local gap", shape.local_gap, 0, kMaxPadGap) &&
-           InRange(now, "leftPadding in bytes", shape.left, 0, kBlock) &&
-           InRange(now, "rightPadding in bytes", shape.right, 0, kBlock);
+    return InRange(now, "copy-limits", "blockLen", shape.bytes, 1, kMaxPadPiece) &&
+           InRange(now, "copy-limits", "the gap in GM", shape.gm_gap, 0, kMaxPadGap) &&
+           InRange(now, "copy-limits", "the local gap", shape.local_gap, 0, kMaxPadGap) &&
+           InRange(now, "copy-limits", "leftPadding in bytes", shape.left, 0, kBlock) &&
+           InRange(now, "copy-limits", "rightPadding in bytes", shape.right, 0, kBlock);
   }
   if (shape.bytes % kBlock != 0) {
     Report(now.site, "copy-length",
@@ -44,9 +34,9 @@ bool ShapeIsAllowed(const Instruction& now, const CopyShape& shape) {
     return false;
   }
   if (shape.blocks == 1 && shape.gm_gap == 0 && shape.local_gap == 0) return true;
-  return InRange(now, "blockLen", shape.bytes / kBlock, 1, kMaxPiece) &&
-         InRange(now, "the gap in GM", shape.gm_gap / kBlock, 0, kMaxGap) &&
-         InRange(now, "the local gap", shape.local_gap, 0, kMaxGap);
+  return InRange(now, "copy-limits", "blockLen", shape.bytes / kBlock, 1, kMaxPiece) &&
+         InRange(now, "copy-limits", "the gap in GM", shape.gm_gap / kBlock, 0, kMaxGap) &&
+         InRange(now, "copy-limits", "the local gap", shape.local_gap, 0, kMaxGap);
 }
 
 // Bytes of the core's memory that one piece takes, paddings and tail included.

@@ -39,6 +39,24 @@ bool HasPipe(Kind kind, Pipe pipe) {
 
 bool HasSpace(Kind kind, Space space) { return (kind == Kind::kVector) == (space == Space::kUb); }
 
+int64_t SizeOf(Type type) {
+  switch (type) {
+    case Type::kInt8:
+    case Type::kUint8:
+      return 1;
+    case Type::kInt16:
+    case Type::kUint16:
+    case Type::kHalf:
+    case Type::kBfloat16:
+      return 2;
+    case Type::kInt64:
+    case Type::kUint64:
+      return 8;
+    default:
+      return 4;
+  }
+}
+
 const char* NameOf(Kind kind) { return kind == Kind::kVector ? "a vector core" : "a cube core"; }
 
 void LocalMemory::Reset(Space space) {

@@ -34,6 +34,8 @@ bool HasPipe(Kind kind, Pipe pipe);
 bool HasSpace(Kind kind, Space space);
 const char* NameOf(Kind kind);
 
+int64_t SizeOf(Type type);
+
 // Instructions of a pipe are numbered from 1. A pipe's knowledge holds, for each pipe, the number
 // of the latest instruction that has certainly finished before its own next instruction starts.
 //

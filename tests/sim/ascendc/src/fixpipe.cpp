@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "limits.h"
 #include "memory.h"
 
 namespace sim {
@@ -11,19 +12,10 @@ namespace {
 constexpr int64_t kRow = 64;       // bytes of a row of 16 floats in L0C
 constexpr int64_t kFractals = 16;  // columns of a fractal
 
-bool InRange(const Instruction& now, const char* what, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return true;
-  Report(now.site, "fixpipe", "Fixpipe: %s is %lld, expected %lld to %lld", what,
-         static_cast<long long>(value), static_cast<long long>(low), static_cast<long long>(high));
-  return false;
-}
-
 bool Holds(const Instruction& now, bool rule, const char* text) {
   if (!rule) Report(now.site, "fixpipe", "Fixpipe: %s", text);
   return rule;
 }
-
-int64_t SizeOf(Type type) { return type == Type::kFloat ? 4 : 2; }
 
 QuantMode_t ModeFor(Type type) {
   return type == Type::kHalf ? F322F16 : type == Type::kBfloat16 ? F322BF16 : NoQuant;
@@ -31,16 +23,16 @@ QuantMode_t ModeFor(Type type) {
 
 bool FixpipeShapeIsAllowed(const Instruction& now, Type type, const FixpipeShape& shape) {
   const int64_t columns = shape.split_channels ? kFractals / 2 : kFractals;
-  return InRange(now, "nSize", shape.n, 1, kMaxMmad) &&
-         InRange(now, "mSize", shape.m, 1, shape.nz ? kMaxField : kMaxNdRows) &&
+  return InRange(now, "fixpipe", "nSize", shape.n, 1, kMaxMmad) &&
+         InRange(now, "fixpipe", "mSize", shape.m, 1, shape.nz ? kMaxField : kMaxNdRows) &&
          Holds(now, shape.n % columns == 0,
                "nSize must be a multiple of 16, or of 8 with isChannelSplit") &&
-         InRange(now, "srcStride", shape.src_stride, 1, kMaxField) &&
-         InRange(now, "dstStride", shape.dst_stride, 1, kMaxPadGap) &&
-         InRange(now, "ndNum", shape.matrices, 1, kMaxField) &&
-         InRange(now, "srcNdStride", shape.src_matrix_stride, 0, kMaxNdGap) &&
-         InRange(now, "dstNdStride", shape.dst_matrix_stride, 0, kMaxField) &&
-         InRange(now, "unitFlag", shape.unit_flag, 0, 0) &&
+         InRange(now, "fixpipe", "srcStride", shape.src_stride, 1, kMaxField) &&
+         InRange(now, "fixpipe", "dstStride", shape.dst_stride, 1, kMaxPadGap) &&
+         InRange(now, "fixpipe", "ndNum", shape.matrices, 1, kMaxField) &&
+         InRange(now, "fixpipe", "srcNdStride", shape.src_matrix_stride, 0, kMaxNdGap) &&
+         InRange(now, "fixpipe", "dstNdStride", shape.dst_matrix_stride, 0, kMaxField) &&
+         InRange(now, "fixpipe", "unitFlag", shape.unit_flag, 0, 0) &&
          Holds(now, shape.quant == ModeFor(type),
                "quantPre must be F322F16 for half, F322BF16 for bfloat16_t, NoQuant for float") &&
          Holds(now, !shape.split_channels || (shape.nz && type == Type::kFloat),

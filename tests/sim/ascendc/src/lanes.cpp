@@ -5,24 +5,6 @@
 
 namespace sim {
 
-int64_t SizeOf(Type type) {
-  switch (type) {
-    case Type::kInt8:
-    case Type::kUint8:
-      return 1;
-    case Type::kInt16:
-    case Type::kUint16:
-    case Type::kHalf:
-    case Type::kBfloat16:
-      return 2;
-    case Type::kInt64:
-    case Type::kUint64:
-      return 8;
-    default:
-      return 4;
-  }
-}
-
 const char* NameOf(Type type) {
   static const char* const names[] = {"int8_t", "uint8_t",    "int16_t", "uint16_t",
                                       "half",   "bfloat16_t", "int32_t", "uint32_t",

@@ -43,7 +43,6 @@ struct Plan {
   Mask At(int64_t repeat) const { return repeat == repeats - 1 ? last : body; }
 };
 
-int64_t SizeOf(Type type);
 const char* NameOf(Type type);
 
 // Lanes of a repeat: 256 bytes of the widest operand.

@@ -2,36 +2,22 @@
 #include <algorithm>
 #include <cstring>
 
+#include "limits.h"
 #include "memory.h"
 
 namespace sim {
 namespace {
 
-bool InRange(const Instruction& now, const char* what, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return true;
-  Report(now.site, "copy-limits", "%s: %s is %lld, expected %lld to %lld", now.name, what,
-         static_cast<long long>(value), static_cast<long long>(low), static_cast<long long>(high));
-  return false;
-}
-
-bool CopiesSomething(const Instruction& now, bool something) {
-  if (!something) {
-    Report(now.site, "copy-length", "%s of nothing: this device doesn't promise to ignore it",
-           now.name);
-  }
-  return something;
-}
-
 bool NzShapeIsAllowed(const Instruction& now, const NzShape& shape) {
-  return InRange(now, "ndNum", shape.matrices, 0, kMaxPieces) &&
-         InRange(now, "nValue", shape.rows, 0, kMaxNzRows) &&
-         InRange(now, "dValue", shape.columns, 0, kMaxField) &&
+  return InRange(now, "copy-limits", "ndNum", shape.matrices, 0, kMaxPieces) &&
+         InRange(now, "copy-limits", "nValue", shape.rows, 0, kMaxNzRows) &&
+         InRange(now, "copy-limits", "dValue", shape.columns, 0, kMaxField) &&
          CopiesSomething(now, shape.matrices > 0 && shape.rows > 0 && shape.columns > 0) &&
-         InRange(now, "srcNdMatrixStride", shape.src_matrix_stride, 0, kMaxField) &&
-         InRange(now, "srcDValue", shape.src_row_stride, 1, kMaxField) &&
-         InRange(now, "dstNzC0Stride", shape.dst_column_stride, 1, kMaxNzRows) &&
-         InRange(now, "dstNzNStride", shape.dst_row_stride, 1, kMaxNzRows) &&
-         InRange(now, "dstNzMatrixStride", shape.dst_matrix_stride, 0, kMaxNzRows);
+         InRange(now, "copy-limits", "srcNdMatrixStride", shape.src_matrix_stride, 0, kMaxField) &&
+         InRange(now, "copy-limits", "srcDValue", shape.src_row_stride, 1, kMaxField) &&
+         InRange(now, "copy-limits", "dstNzC0Stride", shape.dst_column_stride, 1, kMaxNzRows) &&
+         InRange(now, "copy-limits", "dstNzNStride", shape.dst_row_stride, 1, kMaxNzRows) &&
+         InRange(now, "copy-limits", "dstNzMatrixStride", shape.dst_matrix_stride, 0, kMaxNzRows);
 }
 
 // One row of a matrix: its blocks of 32 bytes go to the columns of blocks, the last one filled up.
@@ -83,11 +69,9 @@ namespace {
 
 // Copies a fractal, or a square of two, and turns it round. What is garbage stays garbage.
 template <typename T>
-void Transpose(const Core& core, const LocalMemory& from, uint32_t source, LocalMemory& to,
-               const uint32_t* targets) {
+void Transpose(const LocalMemory& from, uint32_t source, LocalMemory& to, const uint32_t* targets) {
   constexpr int64_t per_row = kBlock / sizeof(T);
   const uint32_t element = (1u << sizeof(T)) - 1;
-  (void)core;
   for (int64_t row = 0; row < kSide; ++row) {
     for (int64_t column = 0; column < kSide; ++column) {
       const auto source_block =
@@ -109,14 +93,47 @@ void Transpose(const Core& core, const LocalMemory& from, uint32_t source, Local
 }
 
 bool FractalShapeIsAllowed(const Instruction& now, const FractalShape& shape) {
-  if (shape.transpose && shape.element == 1) return false;
-  return InRange(now, "startIndex", shape.first, 0, kMaxField) &&
-         InRange(now, "repeatTimes", shape.repeat, 0, kMaxRepeat) &&
+  if (shape.transpose && shape.element != 2 * shape.square) {
+    Report(now.site, "types", "%s transposes 16-bit types; LoadDataWithTranspose has the others",
+           now.name);
+    return false;
+  }
+  return InRange(now, "copy-limits", "startIndex", shape.first, 0, kMaxField) &&
+         InRange(now, "copy-limits", "repeatTimes", shape.repeat, 0, kMaxRepeat) &&
          CopiesSomething(now, shape.repeat > 0) &&
-         InRange(now, "srcStride", shape.src_stride, 0, kMaxField) &&
-         InRange(now, "dstGap", shape.dst_gap, 0, kMaxField) &&
-         InRange(now, "dstFracGap", shape.dst_part_gap, 0, kMaxField) &&
-         InRange(now, "addrMode", shape.addr_mode, 0, 0);
+         InRange(now, "copy-limits", "srcStride", shape.src_stride, 0, kMaxField) &&
+         InRange(now, "copy-limits", "dstGap", shape.dst_gap, 0, kMaxField) &&
+         InRange(now, "copy-limits", "dstFracGap", shape.dst_inner_gap, 0, kMaxField) &&
+         InRange(now, "copy-limits", "addrMode", shape.addr_mode, 0, 0);
+}
+
+// Loads square number `i`. False where memory would be overrun.
+bool LoadSquare(const Instruction& now, const LocalView& dst, const LocalView& src,
+                const FractalShape& shape, int64_t i) {
+  const LocalMemory& l1 = now.core.Memory(Space::kL1);
+  LocalMemory& l0 = now.core.Memory(dst.space);
+  const int64_t bytes = shape.square * kFractal;
+  const int64_t from = (shape.first + i * shape.src_stride) * bytes;
+  if (!Inside(now, src, from, bytes, "src")) return false;
+  const uint32_t source = src.addr + static_cast<uint32_t>(from);
+  TouchUnread(now, Space::kL1, source, static_cast<uint32_t>(bytes), "src");
+  uint32_t targets[2] = {};
+  for (int64_t part = 0; part < shape.square; ++part) {
+    const int64_t to = (i * (1 + shape.dst_gap) + part * (1 + shape.dst_inner_gap)) * kFractal;
+    if (!Inside(now, dst, to, kFractal, "dst")) return false;
+    targets[part] = dst.addr + static_cast<uint32_t>(to);
+    TouchOnce(now, dst.space, targets[part], kFractal, "dst");
+  }
+  if (!shape.transpose) {
+    std::memcpy(l0.bytes.get() + targets[0], l1.bytes.get() + source, kFractal);
+    std::copy_n(l1.initialised.get() + source / kBlock, kSide,
+                l0.initialised.get() + targets[0] / kBlock);
+  } else if (shape.element == 2) {
+    Transpose<uint16_t>(l1, source, l0, targets);
+  } else {
+    Transpose<uint32_t>(l1, source, l0, targets);
+  }
+  return true;
 }
 
 }  // namespace
@@ -124,48 +141,20 @@ bool FractalShapeIsAllowed(const Instruction& now, const FractalShape& shape) {
 void LoadFractals(const char* name, const LocalView& dst, const LocalView& src,
                   const FractalShape& shape, Site site) {
   const Instruction now(name, kMte1, site);
-  const Space space = dst.space == Space::kL0b ? Space::kL0b : Space::kL0a;
-  if (!FractalShapeIsAllowed(now, shape) || !Usable(now, dst, "dst", space) ||
+  const bool to_b = dst.space == Space::kL0b;
+  if (!FractalShapeIsAllowed(now, shape) ||
+      !Usable(now, dst, "dst", to_b ? Space::kL0b : Space::kL0a) ||
       !Usable(now, src, "src", Space::kL1) || !Aligned(now, dst, kFractal, "dst") ||
       !Aligned(now, src, kBlock, "src")) {
     return;
   }
-  const bool whole = std::strcmp(name, "LoadData") == 0;
-  if (whole && shape.transpose && shape.element != 2) {
-    Report(site, "types", "LoadData transposes 16-bit types; LoadDataWithTranspose has the others");
-    return;
-  }
-  const int64_t parts = shape.transpose ? shape.element / 2 : 1;
-  const int64_t square = parts * kFractal;
-  Core& core = now.core;
-  const LocalMemory& l1 = core.Memory(Space::kL1);
-  LocalMemory& l0 = core.Memory(space);
   for (int64_t i = 0; i < shape.repeat; ++i) {
-    const int64_t from = (shape.first + i * shape.src_stride) * square;
-    if (!Inside(now, src, from, square, "src")) return;
-    const uint32_t source = src.addr + static_cast<uint32_t>(from);
-    TouchUnread(now, Space::kL1, source, static_cast<uint32_t>(square), "src");
-    uint32_t targets[2] = {};
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t to = (i * (1 + shape.dst_gap) + part * (1 + shape.dst_part_gap)) * kFractal;
-      if (!Inside(now, dst, to, kFractal, "dst")) return;
-      targets[part] = dst.addr + static_cast<uint32_t>(to);
-      TouchOnce(now, space, targets[part], kFractal, "dst");
-    }
-    if (!shape.transpose) {
-      std::memcpy(l0.bytes.get() + targets[0], l1.bytes.get() + source, kFractal);
-      std::copy_n(l1.initialised.get() + source / kBlock, kSide,
-                  l0.initialised.get() + targets[0] / kBlock);
-    } else if (shape.element == 2) {
-      Transpose<uint16_t>(core, l1, source, l0, targets);
-    } else {
-      Transpose<uint32_t>(core, l1, source, l0, targets);
-    }
+    if (!LoadSquare(now, dst, src, shape, i)) return;
   }
-  const int64_t bytes = shape.repeat * square;
-  const bool to_a = space == Space::kL0a;
-  (to_a ? core.counters.l1_l0a_bytes : core.counters.l1_l0b_bytes) += static_cast<uint64_t>(bytes);
-  const int64_t speed = to_a ? kL0aBytesPerCycle : kL0bBytesPerCycle;
+  const int64_t bytes = shape.repeat * shape.square * kFractal;
+  SimCore& counters = now.core.counters;
+  (to_b ? counters.l1_l0b_bytes : counters.l1_l0a_bytes) += static_cast<uint64_t>(bytes);
+  const int64_t speed = to_b ? kL0bBytesPerCycle : kL0aBytesPerCycle;
   Spend(now, kLoadStart + bytes / speed, kLoadLatency);
 }
 
@@ -175,8 +164,9 @@ void FillConstant(const LocalView& dst, int64_t repeat, int64_t blocks, int64_t 
   const Instruction now("InitConstValue", in_l1 ? kMte2 : kMte1, site);
   const Space space = in_l1 || dst.space == Space::kL0b ? dst.space : Space::kL0a;
   const int64_t unit = in_l1 ? kBlock : kFractal;
-  if (!InRange(now, "repeatTimes", repeat, 0, kMaxFill) ||
-      !InRange(now, "blockNum", blocks, 0, kMaxFill) || !InRange(now, "dstGap", gap, 0, kMaxFill) ||
+  if (!InRange(now, "copy-limits", "repeatTimes", repeat, 0, kMaxFill) ||
+      !InRange(now, "copy-limits", "blockNum", blocks, 0, kMaxFill) ||
+      !InRange(now, "copy-limits", "dstGap", gap, 0, kMaxFill) ||
       !CopiesSomething(now, repeat > 0 && blocks > 0) || !Usable(now, dst, "dst", space) ||
       !Aligned(now, dst, unit, "dst")) {
     return;

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "limits.h"
 #include "memory.h"
 
 namespace sim {
@@ -118,23 +119,63 @@ void ForProductRows(const LocalView& c, const MmadShape& shape, Visit visit) {
 }
 
 bool MmadShapeIsAllowed(const Instruction& now, const MmadShape& shape) {
-  const auto in_range = [&](const char* what, int64_t value) {
-    if (value >= 1 && value <= kMaxMmad) return true;
-    Report(now.site, "mmad", "Mmad: %s is %lld, expected 1 to %lld", what,
-           static_cast<long long>(value), static_cast<long long>(kMaxMmad));
+  if (!InRange(now, "mmad", "m", shape.m, 1, kMaxMmad) ||
+      !InRange(now, "mmad", "n", shape.n, 1, kMaxMmad) ||
+      !InRange(now, "mmad", "k", shape.k, 1, kMaxMmad) ||
+      !InRange(now, "mmad", "unitFlag", shape.unit_flag, 0, 0)) {
     return false;
-  };
-  if (!in_range("m", shape.m) || !in_range("n", shape.n) || !in_range("k", shape.k)) return false;
+  }
   if (shape.from_bias) {
     Report(now.site, "mmad", "Mmad: this device has no bias table, cmatrixSource must be false");
     return false;
   }
-  if (shape.unit_flag != 0) {
-    Report(now.site, "mmad", "Mmad: unitFlag is %lld, expected 0",
-           static_cast<long long>(shape.unit_flag));
-    return false;
-  }
   return true;
+}
+
+// What the unit reads and writes, as rows of floats. One core runs at a time, so all share it.
+struct Matrices {
+  std::vector<float> a;           // [m, k]
+  std::vector<float> b;           // [n, k]
+  std::vector<float> b_by_depth;  // [k, n]
+  std::vector<float> c;           // [m, n]
+};
+
+bool ReadOperands(const Instruction& now, const LocalView& a, const LocalView& b, Type type,
+                  const MmadShape& shape, Matrices* matrices) {
+  const int64_t element = SizeOf(type);
+  const int64_t per_row = DepthOfFractal(element);
+  const int64_t depth_of_a =
+      shape.align_k_to_16 ? Ceil(shape.k, kSide) * kSide / per_row : Ceil(shape.k, per_row);
+  const int64_t width_of_b = Ceil(shape.n, kSide);
+  const auto in_a = [&](int64_t row, int64_t depth) { return row * depth_of_a + depth; };
+  const auto in_b = [&](int64_t row, int64_t depth) { return depth * width_of_b + row; };
+  const Operands of_a{shape.m, shape.k, element};
+  const Operands of_b{shape.n, shape.k, element};
+  return (shape.m == 1 ? ReadVector(now, a, type, shape.k, element, &matrices->a)
+                       : ReadFractals(now, a, type, of_a, in_a, "fm", &matrices->a)) &&
+         ReadFractals(now, b, type, of_b, in_b, "filter", &matrices->b);
+}
+
+void ReadSums(const Instruction& now, const LocalView& c, const MmadShape& shape, float* sums) {
+  const uint8_t* l0c = now.core.Memory(Space::kL0c).bytes.get();
+  ForProductRows(c, shape, [&](uint32_t addr, int64_t row, int64_t column, int64_t count) {
+    const auto bytes = static_cast<size_t>(count) * sizeof(float);
+    Touch(now, Space::kL0c, addr, static_cast<uint32_t>(bytes), false, "dst");
+    std::memcpy(sums + row * shape.n + column, l0c + addr, bytes);
+  });
+}
+
+// The unit writes whole fractals; what lies beyond m and n isn't defined.
+void WriteSums(const Instruction& now, const LocalView& c, const MmadShape& shape, uint32_t size,
+               const float* sums) {
+  Touch(now, Space::kL0c, c.addr, size, true, "dst");
+  Poison(now.core, Space::kL0c, c.addr, size);
+  uint8_t* l0c = now.core.Memory(Space::kL0c).bytes.get();
+  ForProductRows(c, shape, [&](uint32_t addr, int64_t row, int64_t column, int64_t count) {
+    const auto bytes = static_cast<size_t>(count) * sizeof(float);
+    Touch(now, Space::kL0c, addr, static_cast<uint32_t>(bytes), true, "dst");
+    std::memcpy(l0c + addr, sums + row * shape.n + column, bytes);
+  });
 }
 
 }  // namespace
@@ -148,43 +189,18 @@ void Mmad(const LocalView& c, const LocalView& a, const LocalView& b, Type type,
       !Aligned(now, b, kFractal, "filter")) {
     return;
   }
-  const int64_t element = type == Type::kFloat ? 4 : 2;
-  const int64_t per_row = DepthOfFractal(element);
-  const int64_t a_depth =
-      shape.align_k_to_16 ? Ceil(shape.k, kSide) * kSide / per_row : Ceil(shape.k, per_row);
-  const int64_t b_width = Ceil(shape.n, kSide);
+  static Matrices matrices;
   const int64_t products = Ceil(shape.m, kSide) * Ceil(shape.n, kSide);
-  static std::vector<float> left, right, right_by_depth, sums;  // one core runs at a time
-  const bool read =
-      (shape.m == 1
-           ? ReadVector(now, a, type, shape.k, element, &left)
-           : ReadFractals(
-                 now, a, type, {shape.m, shape.k, element},
-                 [&](int64_t row, int64_t depth) { return row * a_depth + depth; }, "fm", &left)) &&
-      ReadFractals(
-          now, b, type, {shape.n, shape.k, element},
-          [&](int64_t row, int64_t depth) { return depth * b_width + row; }, "filter", &right);
-  if (!read || !Inside(now, c, 0, products * kProduct, "dst")) return;
-  TransposeInto(right, shape.n, shape.k, &right_by_depth);
-  sums.assign(static_cast<size_t>(shape.m * shape.n), 0.0f);
-  uint8_t* l0c = now.core.Memory(Space::kL0c).bytes.get();
-  if (!shape.initialise) {
-    ForProductRows(c, shape, [&](uint32_t addr, int64_t row, int64_t column, int64_t count) {
-      const auto bytes = static_cast<size_t>(count) * sizeof(float);
-      Touch(now, Space::kL0c, addr, static_cast<uint32_t>(bytes), false, "dst");
-      std::memcpy(sums.data() + row * shape.n + column, l0c + addr, bytes);
-    });
+  if (!ReadOperands(now, a, b, type, shape, &matrices) ||
+      !Inside(now, c, 0, products * kProduct, "dst")) {
+    return;
   }
-  Multiply(left.data(), right_by_depth.data(), sums.data(), shape.m, shape.n, shape.k);
-  // The unit writes whole fractals; what lies beyond m and n isn't defined.
-  const auto size = static_cast<uint32_t>(products * kProduct);
-  Touch(now, Space::kL0c, c.addr, size, true, "dst");
-  Poison(now.core, Space::kL0c, c.addr, size);
-  ForProductRows(c, shape, [&](uint32_t addr, int64_t row, int64_t column, int64_t count) {
-    const auto bytes = static_cast<size_t>(count) * sizeof(float);
-    Touch(now, Space::kL0c, addr, static_cast<uint32_t>(bytes), true, "dst");
-    std::memcpy(l0c + addr, sums.data() + row * shape.n + column, bytes);
-  });
+  TransposeInto(matrices.b, shape.n, shape.k, &matrices.b_by_depth);
+  matrices.c.assign(static_cast<size_t>(shape.m * shape.n), 0.0f);
+  if (!shape.initialise) ReadSums(now, c, shape, matrices.c.data());
+  Multiply(matrices.a.data(), matrices.b_by_depth.data(), matrices.c.data(), shape.m, shape.n,
+           shape.k);
+  WriteSums(now, c, shape, static_cast<uint32_t>(products * kProduct), matrices.c.data());
   const int64_t steps = products * Ceil(shape.k, type == Type::kFloat ? 4 : kSide);
   ++now.core.counters.mmad_instructions;
   now.core.counters.mmad_steps += static_cast<uint64_t>(steps);

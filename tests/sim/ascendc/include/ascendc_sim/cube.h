@@ -26,7 +26,7 @@ void LoadData(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LoadDa
   SIM_REQUIRE_TYPE("LoadData", T, int8_t, uint8_t, int16_t, uint16_t, half, bfloat16_t, int32_t,
                    uint32_t, float);
   sim::LoadFractals("LoadData", dst.sim_view(), src.sim_view(),
-                    {params.startIndex, params.repeatTimes, params.srcStride, params.dstGap, 0,
+                    {1, params.startIndex, params.repeatTimes, params.srcStride, params.dstGap, 0,
                      params.ifTranspose, params.addrMode, sizeof(T)},
                     SIM_HERE);
 }
@@ -37,8 +37,8 @@ void LoadDataWithTranspose(const LocalTensor<T>& dst, const LocalTensor<T>& src,
                            const LoadData2dTransposeParams& params, SIM_SITE) {
   SIM_REQUIRE_TYPE("LoadDataWithTranspose", T, half, bfloat16_t, int32_t, uint32_t, float);
   sim::LoadFractals("LoadDataWithTranspose", dst.sim_view(), src.sim_view(),
-                    {params.startIndex, params.repeatTimes, params.srcStride, params.dstGap,
-                     params.dstFracGap, true, params.addrMode, sizeof(T)},
+                    {sizeof(T) / 2, params.startIndex, params.repeatTimes, params.srcStride,
+                     params.dstGap, params.dstFracGap, true, params.addrMode, sizeof(T)},
                     SIM_HERE);
 }
 

@@ -228,14 +228,15 @@ struct NzShape {
 };
 void CopyNdToNz(const LocalView& dst, const GmView& src, const NzShape& shape, Site site);
 
-// Fractals of 512 bytes from L1 to L0A or L0B. A square is as many fractals as give one that can be
-// transposed.
+// Fractals of 512 bytes from L1 to L0A or L0B, in squares: of so many fractals as are transposed
+// together, or one.
 struct FractalShape {
-  int64_t first;  // start, in squares
-  int64_t repeat;
-  int64_t src_stride;    // squares, from head to head
-  int64_t dst_gap;       // fractals, from tail to head
-  int64_t dst_part_gap;  // fractals between those of one square, from tail to head
+  int64_t square;         // fractals of a square
+  int64_t first;          // start, in squares
+  int64_t repeat;         // squares
+  int64_t src_stride;     // squares, from head to head
+  int64_t dst_gap;        // fractals between the first ones of two squares, from tail to head
+  int64_t dst_inner_gap;  // fractals between those of one square, from tail to head
   bool transpose;
   int64_t addr_mode;
   int64_t element;  // sizeof(T)

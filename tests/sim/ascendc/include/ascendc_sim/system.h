@@ -9,6 +9,8 @@
 // `if ASCEND_IS_AIC { ... }`: the device compiler compiles a kernel once for each kind of core.
 #define ASCEND_IS_AIC (sim::IsCube())
 #define ASCEND_IS_AIV (!sim::IsCube())
+#define ASCEND_IS_NOT_AIC (!sim::IsCube())
+#define ASCEND_IS_NOT_AIV (sim::IsCube())
 
 namespace AscendC {
 
