@@ -23,9 +23,10 @@ constexpr int64_t kL0cBytes = 128 * 1024;  // of L0C
 constexpr int64_t kMostCubeRows = 128;
 constexpr int64_t kMostCubeTile = 128;
 
-// Rows of scores of a whole piece in the unified buffer at a time, twice. Sixteen leave too little
-// for the sums of 64 rows of head_dim 128.
-constexpr int64_t kSoftmaxRows = 8;
+// Scores in the unified buffer at a time, twice, and what is left of them while their keys are
+// folded: of 64 rows, 128 keys and 16.
+constexpr int64_t kChunkScores = 8192;
+constexpr int64_t kFoldedKeys = 16;
 
 // Splitting costs a write and a read of one state per row and piece, 0.2 percent of the keys' and
 // values' bytes in decode. It pays while there are fewer than this many row blocks per core: with
@@ -109,7 +110,7 @@ std::optional<CubeStep> choose_cube_step(int64_t head_dim, int64_t head_dim_v, i
   for (int64_t rows = kMostCubeRows; rows >= kSide; rows /= 2) {
     if (rows > kSide && rows / 2 >= num_rows) continue;
     for (int64_t tile = kMostCubeTile; tile >= kSide; tile /= 2) {
-      const CubeStep step = {rows, tile, kSoftmaxRows};
+      const CubeStep step = {rows, tile};
       if (fits_cube(head_dim, head_dim_v, step)) return step;
     }
   }
@@ -145,7 +146,6 @@ LaunchPlan<AttentionTilingData> plan_mixed(AttentionTilingData tiling, const std
       *choose_cube_step(tiling.key.head_dim, tiling.value.head_dim, most_rows(tiling));
   tiling.max_rows = step.rows;
   tiling.tile = step.tile;
-  tiling.softmax_rows = step.softmax_rows;
   const int64_t slot = kL0Bytes / 2 / kHalf;
   tiling.key_columns = equal_parts(tiling.key.head_dim, slot / std::max(step.rows, step.tile));
   tiling.value_columns = equal_parts(tiling.value.head_dim, slot / step.tile);
@@ -170,20 +170,21 @@ int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, const CubeStep&
 }
 
 int64_t softmax_ub_bytes(int64_t head_dim_v, const CubeStep& step) {
-  const int64_t share = step.rows / 2;
+  const int64_t share = std::max(step.rows / 2, kSide);
+  const int64_t columns = ceil_div(head_dim_v, kRepeatLanes) * kRepeatLanes;
   int64_t bytes = 0;
-  bytes += 2 * step.softmax_rows * kCubePiece * kFloat;  // scores_in, twice
-  bytes += 2 * step.softmax_rows * kCubePiece * kHalf;   // rows_out, twice
-  bytes += 2 * share * head_dim_v * kFloat;              // products_in, and the total
+  bytes += 2 * kChunkScores * (kFloat + kHalf);  // scores_in and rows_out, twice
+  bytes += 2 * share * head_dim_v * kFloat;      // products_in, and the total
+  bytes += kFoldedKeys * share * kFloat;         // folded
   bytes += kSoftmaxLaneBuffers * kRepeatLanes * kFloat;
-  bytes += kRepeatLanes * kBlockLanes * kFloat;          // factors, broadcast
-  bytes += (2 * kBlockLanes + 2 * kCubePiece) * kFloat;  // constants
-  bytes += (2 * ceil_div(head_dim_v, kRepeatLanes) * kRepeatLanes + kBlockLanes) *
-           kFloat;                                  // zeros, their products, verdict_out
-  bytes += kRepeatLanes * kBlockLanes * kFloat;     // lse_out
-  bytes += kRepeatLanes * kFloat;                   // sinks
-  bytes += 2 * (head_dim_v + kStateTail) * kFloat;  // state_in, twice
-  bytes += step.softmax_rows * (head_dim_v + kStateTail) * kFloat;  // state_out
+  bytes += kRepeatLanes * kBlockLanes * kFloat;               // factors, broadcast
+  bytes += 2 * kBlockLanes * kFloat;                          // constants
+  bytes += 10 * kRepeatLanes * kFloat;                        // of ALiBi
+  bytes += (2 * columns + kBlockLanes) * kFloat;              // zeros, their products, verdict_out
+  bytes += kRepeatLanes * kBlockLanes * kFloat;               // lse_out
+  bytes += kRepeatLanes * kFloat;                             // sinks
+  bytes += 2 * (head_dim_v + kStateTail) * kFloat;            // state_in, twice
+  bytes += kBlockLanes * (head_dim_v + kStateTail) * kFloat;  // state_out
   return bytes;
 }
 

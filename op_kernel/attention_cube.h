@@ -116,7 +116,7 @@ class AttentionCube {
     return ReadTrouble(exchange_);
   }
 
-  // ---- scores = queries x keys
+  // ---- scores = keys x queries
 
   __aicore__ inline void Score(const PieceStep& step) {
     if (step.opens_unit) {
@@ -137,7 +137,7 @@ class AttentionCube {
 
   __aicore__ inline void LoadQueries(const Unit& unit) {
     const AscendC::LocalTensor<T> to = queries_[query_turns_.Fill() * tiling_->max_rows * key_dim_];
-    const int64_t pitch = RoundUp(unit.num_rows, kFractal);
+    const int64_t pitch = RowPitch(unit.num_rows);
     const RowLayout& layout = tiling_->query;
     for (int64_t i = 0; i < unit.num_rows;) {
       const Row row = RowAt(*tiling_, unit, i);
@@ -170,20 +170,19 @@ class AttentionCube {
     const AscendC::LocalTensor<T> keys = Tile(tile_turns_.Use());
     const AscendC::LocalTensor<T> queries = queries_[query_slot_ * tiling_->max_rows * key_dim_];
     const AscendC::LocalTensor<float> sums = Sums(sum_turns_.Fill());
-    const int64_t rows = RoundUp(step.unit.num_rows, kFractal);
+    const int64_t rows = RowPitch(step.unit.num_rows);
     const int64_t width = span.last - span.first;
     for (int64_t c = 0; c < key_dim_; c += tiling_->key_columns) {
       const int64_t columns = Smaller(tiling_->key_columns, key_dim_ - c);
       const int32_t slot = factor_turns_.Fill();
-      LoadLeft(Left(slot), queries[c * rows], rows, columns, rows);
-      LoadRightOfRows(Right(slot), keys[c * pitch], width, columns, pitch);
+      LoadLeft(Left(slot), keys[c * pitch], width, columns, pitch);
+      LoadRightOfRows(Right(slot), queries[c * rows], rows, columns, rows);
       factor_turns_.Filled();
-      Multiply(sums, rows, width, columns, c == 0);
+      Multiply(sums, width, rows, columns, c == 0);
     }
     tile_turns_.Used();
     sum_turns_.Filled();
-    StoreSums(exchange_.Scores(step.slot)[begin + span.first], step.unit.num_rows, width,
-              kCubePiece);
+    StoreSums(exchange_.Scores(step.slot)[(begin + span.first) * rows], width, rows, width);
   }
 
   // ---- products = weights x values
@@ -199,14 +198,15 @@ class AttentionCube {
       }
     }
     sum_turns_.Filled();
-    StoreSums(exchange_.Products(step.slot), step.unit.num_rows, value_dim_, value_dim_);
+    StoreSums(exchange_.Products(step.slot), step.unit.num_rows, value_dim_,
+              RowPitch(step.unit.num_rows));
     AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_FIX>(kProductsReady);
   }
 
   __aicore__ inline void AddValuesOfTile(const PieceStep& step, int64_t begin, const Visible& span,
                                          const AscendC::LocalTensor<float>& sums, bool opens) {
     const int64_t pitch = tiling_->tile;
-    const int64_t rows = RoundUp(step.unit.num_rows, kFractal);
+    const int64_t rows = RowPitch(step.unit.num_rows);
     const int64_t width = span.last - span.first;
     LoadValuesAndWeights(step, begin, span, opens);
 
@@ -215,7 +215,7 @@ class AttentionCube {
     for (int64_t c = 0; c < value_dim_; c += tiling_->value_columns) {
       const int64_t columns = Smaller(tiling_->value_columns, value_dim_ - c);
       const int32_t slot = factor_turns_.Fill();
-      LoadLeft(Left(slot), weights, rows, width, rows);
+      LoadLeftOfColumns(Left(slot), weights, rows, width, pitch);
       LoadRightOfColumns(Right(slot), values[c * pitch], width, columns, pitch);
       factor_turns_.Filled();
       Multiply(sums[c * rows], rows, columns, width, opens);
@@ -235,11 +235,15 @@ class AttentionCube {
       AscendC::CrossCoreWaitFlag(kWeightsReady);
     }
     const AscendC::LocalTensor<T> weights = values[pitch * value_dim_];
-    const int64_t rows = RoundUp(step.unit.num_rows, kFractal);
-    const int64_t width = span.last - span.first;
-    CopyRowsToL1(weights, exchange_.WeightsOfTile(step.slot, begin)[span.first], step.unit.num_rows,
-                 width, pitch, rows);
-    ZeroRowsInL1(weights, step.unit.num_rows, rows, width, rows);
+    const int64_t rows = RowPitch(step.unit.num_rows);
+    const int64_t first = begin + span.first;
+    const int64_t keys = span.last - span.first;
+    for (int64_t r = 0; r < rows;) {
+      const int64_t share = r == 0 ? FirstShare(rows) : rows - r;
+      CopyRowsToL1(weights[r * pitch], exchange_.Weights(step.slot, r)[first * share], keys, share,
+                   share, pitch);
+      r += share;
+    }
     tile_turns_.Filled();
   }
 
@@ -276,12 +280,13 @@ class AttentionCube {
     factor_turns_.Used();
   }
 
+  // Stores the first `rows` of the sums' `pitch` rows, one after the other.
   __aicore__ inline void StoreSums(const AscendC::GlobalTensor<float>& to, int64_t rows,
-                                   int64_t columns, int64_t stride) {
+                                   int64_t columns, int64_t pitch) {
     const AscendC::LocalTensor<float> sums = Sums(sum_turns_.Use());
     const AscendC::FixpipeParamsV220 params(
-        static_cast<uint16_t>(columns), static_cast<uint16_t>(rows),
-        static_cast<uint16_t>(RoundUp(rows, kFractal)), static_cast<uint32_t>(stride), false);
+        static_cast<uint16_t>(columns), static_cast<uint16_t>(rows), static_cast<uint16_t>(pitch),
+        static_cast<uint32_t>(columns), false);
     AscendC::Fixpipe<float, float, AscendC::CFG_ROW_MAJOR>(to, sums, params);
     sum_turns_.Used();
   }

@@ -1,12 +1,13 @@
 // A vector core's half of attention on a group of cores: from scores to weights, and from the
 // products of weights and values to rows of output.
 //
-// The two vector cores of a group share a row block's rows. A step's rows go through UB in blocks
-// of softmax_rows, the next block coming in while one is computed. Each piece has a softmax of its
-// own; where the cube has multiplied its weights with the values, the state is folded into that of
-// the pieces before, in float32.
+// The two vector cores of a group share a row block's rows. A step's scores go through UB in
+// chunks, the next chunk coming in while one is computed. Each piece has a softmax of its own;
+// where the cube has multiplied its weights with the values, the state is folded into that of the
+// pieces before, in float32.
 #pragma once
 
+#include "alibi.h"
 #include "attention_tensors.h"
 #include "attention_tiling_data.h"
 #include "exchange.h"
@@ -16,7 +17,7 @@
 #include "row_copy.h"
 #include "row_output.h"
 #include "row_state.h"
-#include "score_rows.h"
+#include "score_chunk.h"
 #include "sequence.h"
 #include "verdict.h"
 #include "visible.h"
@@ -29,20 +30,19 @@ class AttentionSoftmax {
                               AscendC::TPipe* pipe) {
     tiling_ = &tiling;
     value_dim_ = tiling.value.head_dim;
-    most_rows_ = tiling.max_rows / 2;
+    most_rows_ = FirstShare(tiling.max_rows);
     group_ = AscendC::GetBlockIdx() / 2;
+    output_rows_ = Smaller(kChunkScores / value_dim_ / kBlockLanes * kBlockLanes, kRepeatLanes);
     InitScale();
-    if (tiling.has_alibi_slopes != 0) {
-      alibi_slopes_.SetGlobalBuffer((__gm__ float*)tensors.alibi_slopes);
-    }
     sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
     exchange_.Init(tiling, tensors.workspace, group_);
     steps_.StartSlots();
     InitBuffers(pipe);
     finiteness_.Init(pipe, value_dim_);
-    row_output_.Init(tensors, tiling, pipe, &rows_out_, RowsInBuffer(value_dim_));
+    alibi_.Init(tiling, tensors.alibi_slopes, pipe);
+    row_output_.Init(tensors, tiling, pipe, &rows_out_, output_rows_);
     GM_ADDR states = tensors.workspace + AscendC::GetBlockNum() * tiling.exchange_bytes;
-    piece_states_.Init(tiling, states, pipe, tiling.softmax_rows);
+    piece_states_.Init(tiling, states, pipe, kBlockLanes);
     FillConstants();
   }
 
@@ -62,10 +62,12 @@ class AttentionSoftmax {
  private:
   using Float = AscendC::LocalTensor<float>;
 
-  // This core's share of a step: half of the unit's rows.
+  // This core's share of a step: some of the unit's rows, with those that fill it up.
   struct Share {
     PieceStep step;
     int64_t first_row;  // of the unit
+    int64_t rows;       // lanes: a power of two up to 64, or 0
+    int64_t pitch;      // rows of both shares
     bool mixes;         // rows of the unit may see different keys
   };
 
@@ -80,14 +82,14 @@ class AttentionSoftmax {
   // op_host's UB budget counts these buffers and those of the members: attention_tiling.cpp,
   // softmax_ub_bytes.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
-    const int64_t rows = tiling_->softmax_rows;
-    pipe->InitBuffer(scores_in_, 2, rows * kCubePiece * sizeof(float));
-    pipe->InitBuffer(rows_out_, 2, rows * kCubePiece * sizeof(T));
+    pipe->InitBuffer(scores_in_, 2, kChunkScores * sizeof(float));
+    pipe->InitBuffer(rows_out_, 2, kChunkScores * sizeof(T));
+    pipe->InitBuffer(folded_buffer_, kFoldedKeys * most_rows_ * sizeof(float));
     pipe->InitBuffer(products_in_, 1, most_rows_ * value_dim_ * sizeof(float));
     pipe->InitBuffer(total_buffer_, most_rows_ * value_dim_ * sizeof(float));
     pipe->InitBuffer(lanes_buffer_, kNumLaneBuffers * kRepeatLanes * sizeof(float));
     pipe->InitBuffer(factor_buffer_, kRepeatLanes * kBlockLanes * sizeof(float));
-    pipe->InitBuffer(constants_buffer_, (2 * kBlockLanes + 2 * kCubePiece) * sizeof(float));
+    pipe->InitBuffer(constants_buffer_, 2 * kBlockLanes * sizeof(float));
     const Float lanes = lanes_buffer_.template Get<float>();
     total_ = {lanes, lanes[kRepeatLanes], total_buffer_.template Get<float>()};
     scratch_ = {lanes[2 * kRepeatLanes], lanes[3 * kRepeatLanes], lanes[4 * kRepeatLanes],
@@ -100,34 +102,30 @@ class AttentionSoftmax {
     const Float constants = constants_buffer_.template Get<float>();
     scale_block_ = constants;
     cap_block_ = constants[kBlockLanes];
-    indices_ = constants[2 * kBlockLanes];
-    distances_ = constants[2 * kBlockLanes + kCubePiece];
+    folded_ = folded_buffer_.template Get<float>();
   }
 
-  // Lanes beyond a step's rows are computed along and must hold numbers; 0, 1, 2, ... serve ALiBi.
+  // Lanes beyond a step's rows are computed along and must hold numbers.
   __aicore__ inline void FillConstants() {
     AscendC::Duplicate(total_.max, 0.0f, static_cast<int32_t>(kNumLaneBuffers * kRepeatLanes));
     AscendC::Duplicate(scale_block_, late_scale_, kBlockLanes);
     AscendC::Duplicate(cap_block_, -2.0f * tiling_->softcap, kBlockLanes);
-    if (tiling_->has_alibi_slopes != 0) {
-      AscendC::CreateVecIndex(indices_, 0.0f, static_cast<uint32_t>(kCubePiece));
-    }
     Barrier();
   }
 
   // ---- which rows
 
   __aicore__ inline Share ShareOf(const PieceStep& step) const {
-    Share share = {step, 0, MayMixVisibility(*tiling_) && SpansTokens(step.unit)};
-    Unit& unit = share.step.unit;
-    const int64_t half = (unit.num_rows + 1) / 2;
-    if (AscendC::GetSubBlockIdx() == 0) {
-      unit.num_rows = half;
-    } else {
-      share.first_row = half;
-      unit.row_begin += half;
-      unit.num_rows -= half;
+    const int64_t pitch = RowPitch(step.unit.num_rows);
+    const int64_t first = FirstShare(pitch);
+    Share share = {step, 0, first, pitch, MayMixVisibility(*tiling_) && SpansTokens(step.unit)};
+    if (AscendC::GetSubBlockIdx() != 0) {
+      share.first_row = first;
+      share.rows = pitch - first;
     }
+    Unit& unit = share.step.unit;
+    unit.row_begin += share.first_row;
+    unit.num_rows = Clamp(unit.num_rows - share.first_row, 0, share.rows);
     return share;
   }
 
@@ -165,152 +163,205 @@ class AttentionSoftmax {
 
   // ---- scores become weights
 
-  // The products of the oldest step in flight, if it ends after this, come in during the last block
-  // of rows: the cube has them ready by then.
+  // The keys of a piece whose scores are in UB at a time.
+  struct Chunk {
+    int64_t first;  // of the piece, a multiple of kKeyBlock
+    int64_t last;
+    Visible span;  // keys with scores, counted from `first`
+  };
+
+  __aicore__ inline Chunk ChunkAt(const Share& share, int64_t index) const {
+    const Visible& span = share.step.span;
+    const int64_t keys = kChunkScores / share.rows;
+    const int64_t first = span.first / kKeyBlock * kKeyBlock + index * keys;
+    const int64_t last = Smaller(first + keys, RoundUp(span.last, kKeyBlock));
+    return {first, last, InTile(span, first, last - first)};
+  }
+
+  __aicore__ inline int64_t CountChunks(const Share& share) const {
+    const Visible& span = share.step.span;
+    const int64_t keys = span.last - span.first / kKeyBlock * kKeyBlock;
+    return (keys * share.rows + kChunkScores - 1) / kChunkScores;
+  }
+
+  // Scores come in twice, for the maxima and for the weights, but for the first kKept chunks: they
+  // are the last ones whose maxima are taken, and stay. The products of the oldest step in flight,
+  // if it ends after this, come in during the last chunk: the cube has them ready by then.
   __aicore__ inline void Weigh(const Share& share, bool ends_one) {
     AscendC::CrossCoreWaitFlag(kScoresReady);
-    const int64_t rows = share.step.unit.num_rows;
-    const int64_t pace = RowsInBuffer(WidthOf(share));
-    if (rows > 0) {
-      LoadScores(share, 0, Smaller(pace, rows));
-    }
-    for (int64_t begin = 0; begin < rows; begin += pace) {
-      const int64_t end = Smaller(begin + pace, rows);
-      if (end < rows) {
-        LoadScores(share, end, Smaller(end + pace, rows));
-      } else if (ends_one) {
-        LoadProducts(in_flight_.Oldest());
-      }
-      WeighRows(share, begin, end);
-    }
-    if (rows == 0 && ends_one) {
+    if (share.rows > 0) {
+      WeighShare(share, ends_one);
+    } else if (ends_one) {
       LoadProducts(in_flight_.Oldest());
     }
     AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_MTE3>(kWeightsReady);
   }
 
-  // Rows of that many elements that fit a buffer of scores, and one of rows_out_: more where the
-  // causal mask leaves a piece few lanes.
-  __aicore__ inline int64_t RowsInBuffer(int64_t width) const {
-    const int64_t whole = RoundUp(width, 2 * kRepeatLanes);
-    const int64_t rows = tiling_->softmax_rows * kCubePiece / whole / kBlockLanes * kBlockLanes;
-    return Smaller(rows, kRepeatLanes);
+  __aicore__ inline void WeighShare(const Share& share, bool ends_one) {
+    const int64_t chunks = CountChunks(share);
+    if (tiling_->has_alibi_slopes != 0) {
+      alibi_.Open(share.step.unit, share.rows, share.step.begin);
+    }
+    OpenFold(share, kLowest);
+    LoadScores(share, ChunkAt(share, chunks - 1));
+    for (int64_t i = chunks - 1; i >= 0; --i) {
+      if (i > 0) {
+        LoadScores(share, ChunkAt(share, i - 1));
+      }
+      TakeMaxima(share, i);
+    }
+    CloseMaxima(share);
+    OpenFold(share, 0.0f);
+    for (int64_t i = 0; i < chunks; ++i) {
+      if (i + 1 == chunks && ends_one) {
+        LoadProducts(in_flight_.Oldest());
+      }
+      TakeWeights(share, i);
+      if (i + kKept < chunks) {
+        LoadScores(share, ChunkAt(share, i + kKept));
+      }
+    }
+    FoldKeys<TakeSum>(folded_, share.rows);
+    AscendC::Adds(sum_[share.step.slot], folded_, 0.0f, static_cast<int32_t>(share.rows));
+    Barrier();
   }
 
-  // Lanes of a row that are computed: whole columns up to the end of the span.
-  __aicore__ inline int64_t WidthOf(const Share& share) const {
-    return RoundUp(share.step.span.last, kRepeatLanes);
-  }
-
-  __aicore__ inline void LoadScores(const Share& share, int64_t begin, int64_t end) {
+  __aicore__ inline void LoadScores(const Share& share, const Chunk& chunk) {
     Float scores = scores_in_.template AllocTensor<float>();
-    const Visible& span = share.step.span;
-    const int64_t lanes = span.last - span.first;
-    const AscendC::DataCopyExtParams rows(
-        static_cast<uint16_t>(end - begin), static_cast<uint32_t>(lanes * sizeof(float)),
-        static_cast<uint32_t>((kCubePiece - lanes) * sizeof(float)),
-        static_cast<uint32_t>((WidthOf(share) - lanes) / kBlockLanes), 0);
+    const int64_t keys = chunk.span.last - chunk.span.first;
+    const bool dense = share.rows == share.pitch;
+    const AscendC::DataCopyExtParams params(
+        static_cast<uint16_t>(dense ? 1 : keys),
+        static_cast<uint32_t>((dense ? keys : 1) * share.rows * sizeof(float)),
+        static_cast<uint32_t>((share.pitch - share.rows) * sizeof(float)), 0, 0);
     const AscendC::DataCopyPadExtParams<float> no_padding(false, 0, 0, 0);
-    const int64_t at = (share.first_row + begin) * kCubePiece + span.first;
-    AscendC::DataCopyPad(scores[span.first], exchange_.Scores(share.step.slot)[at], rows,
-                         no_padding);
+    const int64_t at = (chunk.first + chunk.span.first) * share.pitch + share.first_row;
+    AscendC::DataCopyPad(scores[chunk.span.first * share.rows],
+                         exchange_.Scores(share.step.slot)[at], params, no_padding);
     scores_in_.EnQue(scores);
   }
 
-  __aicore__ inline void WeighRows(const Share& share, int64_t begin, int64_t end) {
-    Float scores = scores_in_.template DeQue<float>();
-    AscendC::LocalTensor<T> weights = rows_out_.template AllocTensor<T>();
-    const int64_t slot = share.step.slot;
-    const ScoreRows block = {scores, end - begin, WidthOf(share)};
-    const int32_t lanes = LanesOf(block.rows);
-    if (scales_first_) {
-      ApplyOptions(share, block, begin);
-    }
-    HideScores(share, block, begin);
-
-    const Float max = max_[slot][begin];
-    MaxOfScores(block, max, weights.template ReinterpretCast<float>());
-    AscendC::Maxs(max, max, kLowest, lanes);
+  __aicore__ inline void OpenFold(const Share& share, float value) {
+    AscendC::Duplicate(folded_, value, static_cast<int32_t>(kFoldedKeys * share.rows));
     Barrier();
-    AscendC::Muls(shift_lanes_, max, -late_scale_, lanes);
-    Barrier();
-    BroadcastLanes(scratch_.factor, shift_lanes_, block.rows);
-    AscendC::Muls(max, max, late_scale_, lanes);
-    WeighScores(block, scale_block_, scratch_.factor);
-    AscendC::Cast(weights, scores, AscendC::RoundMode::CAST_RINT,
-                  static_cast<uint32_t>(CountOf(block)));
-    Barrier();
-    SumOfScores(block, sum_[slot][begin]);
-    scores_in_.FreeTensor(scores);
-    StoreWeights(share, weights, begin, end);
   }
 
-  // A copy for each tile of the cube.
-  __aicore__ inline void StoreWeights(const Share& share, AscendC::LocalTensor<T> weights,
-                                      int64_t begin, int64_t end) {
+  // The loaded scores of a chunk with all options, -inf where a row doesn't see a key.
+  __aicore__ inline ScoreChunk TakeScores(const Share& share, const Chunk& chunk) {
+    const Float scores = scores_in_.template DeQue<float>();
+    const ScoreChunk taken = {scores, chunk.last - chunk.first, share.rows};
+    if (scales_first_) {
+      ApplyOptions(taken, chunk);
+    }
+    HideScores(share, taken, chunk);
+    return taken;
+  }
+
+  __aicore__ inline void TakeMaxima(const Share& share, int64_t index) {
+    ScoreChunk taken = TakeScores(share, ChunkAt(share, index));
+    AscendC::LocalTensor<float> work = rows_out_.template AllocTensor<float>();
+    FoldChunk<TakeLarger>(folded_, taken, work, kKeyBlock / 2 * taken.rows);
+    rows_out_.FreeTensor(work);
+    if (index < kKept) {
+      kept_[index] = taken;
+    } else {
+      scores_in_.FreeTensor(taken.scores);
+    }
+  }
+
+  __aicore__ inline void CloseMaxima(const Share& share) {
+    const int32_t lanes = static_cast<int32_t>(share.rows);
+    FoldKeys<TakeLarger>(folded_, share.rows);
+    AscendC::Muls(max_[share.step.slot], folded_, late_scale_, lanes);
+    AscendC::Muls(shift_lanes_, folded_, -late_scale_, lanes);
+    Barrier();
+    RepeatLanes(shift_lanes_, share.rows);
+  }
+
+  __aicore__ inline void TakeWeights(const Share& share, int64_t index) {
+    const Chunk chunk = ChunkAt(share, index);
+    ScoreChunk taken = index < kKept ? kept_[index] : TakeScores(share, chunk);
+    AscendC::LocalTensor<T> weights = rows_out_.template AllocTensor<T>();
+    WeighScores(taken, scale_block_, shift_lanes_);
+    AscendC::Cast(weights, taken.scores, AscendC::RoundMode::CAST_RINT,
+                  static_cast<uint32_t>(CountOf(taken)));
+    Barrier();
+    FoldChunk<TakeSum>(folded_, taken, taken.scores, kKeyBlock * taken.rows);
+    scores_in_.FreeTensor(taken.scores);
+    StoreWeights(share, chunk, weights);
+  }
+
+  __aicore__ inline void StoreWeights(const Share& share, const Chunk& chunk,
+                                      AscendC::LocalTensor<T> weights) {
     rows_out_.EnQue(weights);
     weights = rows_out_.template DeQue<T>();
-    const int64_t tile = tiling_->tile;
-    for (int64_t first = 0; first < kCubePiece; first += tile) {
-      const Visible span = InTile(share.step.span, first, tile);
-      const int64_t lanes = span.last - span.first;
-      if (lanes == 0) {
-        continue;
-      }
-      const AscendC::DataCopyExtParams rows(
-          static_cast<uint16_t>(end - begin), static_cast<uint32_t>(lanes * sizeof(T)),
-          static_cast<uint32_t>((WidthOf(share) - lanes) * sizeof(T) / kBlockBytes),
-          static_cast<uint32_t>((tile - lanes) * sizeof(T)), 0);
-      const int64_t at = (share.first_row + begin) * tile + span.first;
-      AscendC::DataCopyPad(exchange_.WeightsOfTile(share.step.slot, first)[at],
-                           weights[first + span.first], rows);
-    }
+    const int64_t keys = chunk.span.last - chunk.span.first;
+    const AscendC::GlobalTensor<T> to = exchange_.Weights(share.step.slot, share.first_row);
+    AscendC::DataCopy(to[(chunk.first + chunk.span.first) * share.rows],
+                      weights[chunk.span.first * share.rows],
+                      static_cast<uint32_t>(keys * share.rows));
     rows_out_.FreeTensor(weights);
   }
 
   // ---- options
 
   // What lies beside the span is computed along and must hold numbers.
-  __aicore__ inline void ApplyOptions(const Share& share, const ScoreRows& block, int64_t begin) {
-    SetBeside(block, 0, block.rows, share.step.span, 0.0f);
+  __aicore__ inline void ApplyOptions(const ScoreChunk& taken, const Chunk& chunk) {
+    SetKeys(taken, 0, chunk.span.first, 0.0f);
+    SetKeys(taken, chunk.span.last, taken.keys, 0.0f);
     Barrier();
-    AscendC::Muls(block.scores, block.scores, tiling_->scale, CountOf(block));
+    AscendC::Muls(taken.scores, taken.scores, tiling_->scale, CountOf(taken));
     Barrier();
     if (tiling_->softcap > 0.0f) {
-      CapScores(block, cap_block_, tiling_->softcap);
+      CapScores(taken, cap_block_, tiling_->softcap);
     }
     if (tiling_->has_alibi_slopes != 0) {
-      for (int64_t r = 0; r < block.rows; ++r) {
-        AddAlibi(share, block, begin, r);
-      }
+      alibi_.Add(taken, chunk.first);
     }
   }
 
-  // + slope * (key position - query position)
-  __aicore__ inline void AddAlibi(const Share& share, const ScoreRows& block, int64_t begin,
-                                  int64_t r) {
-    const Row row = RowAt(*tiling_, share.step.unit, begin + r);
-    const float slope = alibi_slopes_.GetValue(row.head);
-    const float distance = static_cast<float>(share.step.begin - row.position);
-    const int32_t width = static_cast<int32_t>(block.width);
-    AscendC::Adds(distances_, indices_, distance, width);
-    Barrier();
-    AscendC::Axpy(block.scores[r * block.width], distances_, slope, width);
-    Barrier();
-  }
-
-  // -inf where a row doesn't see a key. The rows of a token see the same ones.
-  __aicore__ inline void HideScores(const Share& share, const ScoreRows& block, int64_t begin) {
+  // Both ends of what a row sees grow with the row, so a key is seen by neighbouring rows: by all
+  // of the share from where the last row begins to see to where the first one ends.
+  __aicore__ inline void HideScores(const Share& share, const ScoreChunk& taken,
+                                    const Chunk& chunk) {
     const Unit& unit = share.step.unit;
-    for (int64_t r = 0; r < block.rows;) {
-      const Row row = RowAt(*tiling_, unit, begin + r);
-      const int64_t rows = Smaller(RowsOfToken(*tiling_, unit, begin + r), block.rows - r);
-      const Visible keys = VisibleKeys(*tiling_, unit.sequence.length, row.position);
-      const Visible lanes = InTile(keys, share.step.begin, kCubePiece);
-      SetBeside(block, r, rows, lanes, kMinusInf);
-      r += rows;
+    const int64_t origin = share.step.begin + chunk.first;
+    const Visible seen = InTile(KeysOfRow(unit, 0), origin, taken.keys);
+    const Visible seen_last = InTile(KeysOfRow(unit, unit.num_rows - 1), origin, taken.keys);
+    SetKeys(taken, 0, seen.first, kMinusInf);
+    SetKeys(taken, seen_last.last, taken.keys, kMinusInf);
+    const int64_t all_first = Larger(seen.first, seen_last.first);
+    const int64_t all_last = Larger(all_first, Smaller(seen.last, seen_last.last));
+    for (int64_t k = seen.first; k < Smaller(all_first, seen_last.last); ++k) {
+      HideKey(unit, taken, origin, k);
+    }
+    for (int64_t k = all_last; k < seen_last.last; ++k) {
+      HideKey(unit, taken, origin, k);
     }
     Barrier();
+  }
+
+  __aicore__ inline Visible KeysOfRow(const Unit& unit, int64_t r) const {
+    return VisibleKeys(*tiling_, unit.sequence.length, RowAt(*tiling_, unit, r).position);
+  }
+
+  // Hides key k of a chunk that begins with key `origin` from the rows that don't see it.
+  __aicore__ inline void HideKey(const Unit& unit, const ScoreChunk& taken, int64_t origin,
+                                 int64_t k) {
+    const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
+    // The token that stands where the key stands.
+    const int64_t token = origin + k - (unit.sequence.length - unit.sequence.new_tokens);
+    const int64_t rows = unit.num_rows;
+    const int64_t first = tiling_->causal != 0 ? Clamp(token * group - unit.row_begin, 0, rows) : 0;
+    const int64_t last =
+        tiling_->sliding_window > 0
+            ? Clamp((token + tiling_->sliding_window) * group - unit.row_begin, first, rows)
+            : rows;
+    const uint64_t lanes = MaskOf({0, taken.rows});
+    uint64_t mask[2] = {lanes & ~MaskOf({first, last}), 0};
+    if (mask[0] != 0) {
+      AscendC::Duplicate(taken.scores[k * taken.rows], kMinusInf, mask, 1, 1, kBlockLanes);
+    }
   }
 
   // ---- products become output
@@ -383,11 +434,13 @@ class AttentionSoftmax {
     return ReadTrouble(exchange_);
   }
 
+  static constexpr int64_t kKept = 2;  // all buffers of scores_in_
   static constexpr int64_t kNumLaneBuffers = 6 + 2 * kSlots;
 
   const AttentionTilingData* tiling_;
   int64_t value_dim_;
-  int64_t most_rows_;  // of this core's share
+  int64_t most_rows_;    // of this core's share
+  int64_t output_rows_;  // that fit a buffer of rows_out_
   int64_t group_;
   bool scales_first_;
   float late_scale_;
@@ -396,10 +449,9 @@ class AttentionSoftmax {
   PieceSteps steps_;
   StepsInFlight<Share> in_flight_;
   Finiteness finiteness_;
+  Alibi alibi_;
   RowOutput<T> row_output_;
   PieceStates piece_states_;
-
-  AscendC::GlobalTensor<float> alibi_slopes_;
 
   AscendC::TQue<AscendC::TPosition::VECIN, 2> scores_in_;
   AscendC::TQue<AscendC::TPosition::VECIN, 1> products_in_;
@@ -408,13 +460,14 @@ class AttentionSoftmax {
   AscendC::TBuf<AscendC::TPosition::VECCALC> lanes_buffer_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> factor_buffer_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> constants_buffer_;
+  AscendC::TBuf<AscendC::TPosition::VECCALC> folded_buffer_;
   Float max_[kSlots];  // of the pieces in flight, a lane per row
   Float sum_[kSlots];
   Float shift_lanes_;
   Float scale_block_;  // the late scale, over a block
   Float cap_block_;    // -2 softcap, over a block
-  Float indices_;      // 0 to kCubePiece - 1
-  Float distances_;    // from a query to the keys of a piece
+  Float folded_;       // maxima or sums of rows over some of their keys
+  ScoreChunk kept_[kKept];
   RowState total_;
   RowScratch scratch_;
 };

@@ -59,7 +59,6 @@ struct AttentionTilingData {
   // Of the kernel on cube and vector cores.
   int64_t key_columns;     // elements of a key that one load of L0 takes
   int64_t value_columns;   // elements of a value
-  int64_t softmax_rows;    // rows of scores in UB at a time
   int64_t exchange_bytes;  // of workspace for each group of cores; the states come after them
   float scale;
   float softcap;  // 0: off

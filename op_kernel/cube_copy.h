@@ -93,6 +93,19 @@ __aicore__ inline void LoadLeft(const AscendC::LocalTensor<T>& to,
   }
 }
 
+// A left factor of which `from` holds the columns as rows: each fractal is transposed on the way.
+template <typename T>
+__aicore__ inline void LoadLeftOfColumns(const AscendC::LocalTensor<T>& to,
+                                         const AscendC::LocalTensor<T>& from, int64_t rows,
+                                         int64_t width, int64_t pitch) {
+  const int64_t across = width / kFractal;
+  for (int64_t r = 0; r < rows / kFractal; ++r) {
+    const AscendC::LoadData2DParams params(static_cast<uint16_t>(r * (pitch / kFractal)),
+                                           static_cast<uint8_t>(across), 1, 0, 0, true, 0);
+    AscendC::LoadData(to[r * across * kFractal * kFractal], from, params);
+  }
+}
+
 // The right factor of a product with the rows of `from`: its columns are those rows. L0B holds them
 // in the same order of fractals as L1 does.
 template <typename T>

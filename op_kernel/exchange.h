@@ -5,9 +5,12 @@
 // weights than with sums: steps differ in length, and who has a short one doesn't wait for who has
 // a long one. So there are kAhead + 1 slots of each:
 //
-//   scores    cube -> vector   products of queries and keys          float32 [max_rows][kCubePiece]
-//   weights   vector -> cube   e^(score - max), tile after tile      T        [max_rows][tile] each
-//   products  cube -> vector   products of weights and values        float32  [max_rows][value_dim]
+//   scores    cube -> vector   keys x queries            float32  [kCubePiece][RowPitch]
+//   weights   vector -> cube   e^(score - max)           T        [kCubePiece][rows], share by
+//   share products  cube -> vector   weights x values          float32  [rows][value_dim]
+//
+// Scores and weights lie key by key, the rows of a key side by side: that is how the vector cores
+// work on them. The two vector cores of a group share the rows.
 //
 // No flag says that a slot is free again, because a later one does. The cube writes the scores of
 // step n + kSlots after the products of n, for which it has waited for the weights of n, which the
@@ -33,11 +36,22 @@ constexpr uint8_t kWithinGroup = 2;
 constexpr int64_t kSlots = kCubeSlots;
 constexpr int64_t kAhead = kSlots - 1;
 
+// Rows of a unit with those that fill it up, which are 0: a power of two, at least a fractal.
+__aicore__ inline int64_t RowPitch(int64_t num_rows) {
+  int64_t pitch = 16;
+  while (pitch < num_rows) {
+    pitch *= 2;
+  }
+  return pitch;
+}
+
+// Rows of the first vector core of a group; the second one takes the rest. Both are whole fractals.
+__aicore__ inline int64_t FirstShare(int64_t pitch) { return pitch > 16 ? pitch / 2 : pitch; }
+
 template <typename T>
 class Exchange {
  public:
   __aicore__ inline void Init(const AttentionTilingData& tiling, GM_ADDR workspace, int64_t group) {
-    max_rows_ = tiling.max_rows;
     const int64_t pairs = tiling.max_rows * kCubePiece;
     scores_size_ = pairs;
     weights_size_ = pairs;
@@ -55,9 +69,9 @@ class Exchange {
   __aicore__ inline AscendC::GlobalTensor<float> Scores(int64_t slot) const {
     return scores_[slot * scores_size_];
   }
-  // Of the tile that begins with lane `first`.
-  __aicore__ inline AscendC::GlobalTensor<T> WeightsOfTile(int64_t slot, int64_t first) const {
-    return weights_[slot * weights_size_ + first * max_rows_];
+  // Of the share that begins with row `first_row`.
+  __aicore__ inline AscendC::GlobalTensor<T> Weights(int64_t slot, int64_t first_row) const {
+    return weights_[slot * weights_size_ + first_row * kCubePiece];
   }
   __aicore__ inline AscendC::GlobalTensor<float> Products(int64_t slot) const {
     return products_[slot * products_size_];
@@ -68,7 +82,6 @@ class Exchange {
   }
 
  private:
-  int64_t max_rows_;
   int64_t scores_size_;
   int64_t weights_size_;
   int64_t products_size_;

@@ -58,13 +58,12 @@ int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element
   return paged::attention_ub_bytes(head_dim, head_dim_v, element_size, {rows, tile});
 }
 
-int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, int64_t rows, int64_t tile,
-                           int64_t softmax_rows) {
-  return paged::attention_l1_bytes(head_dim, head_dim_v, {rows, tile, softmax_rows});
+int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, int64_t rows, int64_t tile) {
+  return paged::attention_l1_bytes(head_dim, head_dim_v, {rows, tile});
 }
 
-int64_t softmax_ub_bytes(int64_t head_dim_v, int64_t rows, int64_t tile, int64_t softmax_rows) {
-  return paged::softmax_ub_bytes(head_dim_v, {rows, tile, softmax_rows});
+int64_t softmax_ub_bytes(int64_t head_dim_v, int64_t rows, int64_t tile) {
+  return paged::softmax_ub_bytes(head_dim_v, {rows, tile});
 }
 
 // `wanted` is "vector", "mixed", or empty for the usual kernel.

@@ -60,7 +60,6 @@ class AttentionTilingData(ctypes.Structure):
                 "max_pieces",
                 "key_columns",
                 "value_columns",
-                "softmax_rows",
                 "exchange_bytes",
             )
         ],
@@ -133,8 +132,8 @@ def library() -> Any:
         "usable_ub": 0,
         "usable_l1": 0,
         "attention_ub_bytes": 5,
-        "attention_l1_bytes": 5,
-        "softmax_ub_bytes": 4,
+        "attention_l1_bytes": 4,
+        "softmax_ub_bytes": 3,
     }
     for name, arguments in counts.items():
         getattr(loaded, name).restype = ctypes.c_int64

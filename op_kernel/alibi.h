@@ -1,0 +1,67 @@
+// + slope * (key position - query position), for a chunk of scores.
+#pragma once
+
+#include "attention_tiling_data.h"
+#include "kernel_operator.h"
+#include "row_state.h"
+#include "score_chunk.h"
+#include "work_units.h"
+
+class Alibi {
+ public:
+  __aicore__ inline void Init(const AttentionTilingData& tiling, GM_ADDR slopes,
+                              AscendC::TPipe* pipe) {
+    tiling_ = &tiling;
+    if (tiling.has_alibi_slopes == 0) {
+      return;
+    }
+    slopes_.SetGlobalBuffer((__gm__ float*)slopes);
+    pipe->InitBuffer(buffer_, (2 + 2 * kSteps) * kRepeatLanes * sizeof(float));
+    slope_lanes_ = buffer_.Get<float>();
+    distances_ = slope_lanes_[kRepeatLanes];
+    work_ = slope_lanes_[(1 + kSteps) * kRepeatLanes];
+    AscendC::Duplicate(slope_lanes_, 0.0f, static_cast<int32_t>((2 + 2 * kSteps) * kRepeatLanes));
+    Barrier();
+  }
+
+  // Takes the slopes and positions of a unit's rows, `rows` lanes, for the piece that begins with
+  // key `begin`.
+  __aicore__ inline void Open(const Unit& unit, int64_t rows, int64_t begin) {
+    for (int64_t r = 0; r < unit.num_rows; ++r) {
+      const Row row = RowAt(*tiling_, unit, r);
+      SetLane(slope_lanes_, r, slopes_.GetValue(row.head));
+      SetLane(distances_, r, static_cast<float>(begin - row.position));
+    }
+    RepeatLanes(slope_lanes_, rows);
+    // Lanes of the next keys of a repeat, then of the next repeats.
+    for (int64_t filled = rows; filled < kSteps * kRepeatLanes; filled *= 2) {
+      AscendC::Adds(distances_[filled], distances_, static_cast<float>(filled / rows),
+                    static_cast<int32_t>(filled));
+      Barrier();
+    }
+  }
+
+  // Adds to the scores of a chunk that begins with key `first` of the piece.
+  __aicore__ inline void Add(const ScoreChunk& chunk, int64_t first) {
+    const int64_t keys = kSteps * kRepeatLanes / chunk.rows;
+    for (int64_t k = 0; k < chunk.keys; k += keys) {
+      AscendC::Adds(work_, distances_, static_cast<float>(first + k),
+                    static_cast<int32_t>(kSteps * kRepeatLanes));
+      Barrier();
+      AscendC::MulAddDst(chunk.scores[k * chunk.rows], work_, slope_lanes_,
+                         static_cast<uint64_t>(kRepeatLanes), static_cast<uint8_t>(kSteps),
+                         AscendC::BinaryRepeatParams(1, 1, 1, kBlockLanes, kBlockLanes, 0));
+      Barrier();
+    }
+  }
+
+ private:
+  static constexpr int64_t kSteps = 4;  // repeats at a time
+
+  const AttentionTilingData* tiling_;
+  AscendC::GlobalTensor<float> slopes_;
+  AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+  AscendC::LocalTensor<float> slope_lanes_;
+  AscendC::LocalTensor<float> distances_;  // of kSteps repeats: key of the piece - query position
+  AscendC::LocalTensor<float> work_;
+};
