@@ -49,9 +49,9 @@ class AttentionCube {
 
   __aicore__ inline void Process() {
     OpenAll();
-    Walk(tiling_->num_tokens);
+    Walk(false);
     if (MayMixVisibility(*tiling_) && SharesTrouble()) {
-      Walk(1);
+      Walk(true);
     }
     CloseAll();
   }
@@ -85,8 +85,8 @@ class AttentionCube {
     sum_turns_.Close();
   }
 
-  __aicore__ inline void Walk(int64_t most_tokens) {
-    steps_.Init(*tiling_, sequences_, AscendC::GetBlockIdx(), AscendC::GetBlockNum(), most_tokens);
+  __aicore__ inline void Walk(bool by_token) {
+    steps_.Init(*tiling_, sequences_, AscendC::GetBlockIdx(), AscendC::GetBlockNum(), by_token);
     in_flight_.Clear();
     PieceStep step;
     while (steps_.Next(step)) {

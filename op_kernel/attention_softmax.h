@@ -47,9 +47,9 @@ class AttentionSoftmax {
   }
 
   __aicore__ inline void Process() {
-    Walk(tiling_->num_tokens);
+    Walk(false);
     if (MayMixVisibility(*tiling_) && TellsTrouble()) {
-      Walk(1);
+      Walk(true);
     }
     if (tiling_->split != 0) {
       AscendC::PipeBarrier<PIPE_ALL>();
@@ -133,8 +133,8 @@ class AttentionSoftmax {
     return RowsOfToken(*tiling_, unit, 0) < unit.num_rows;
   }
 
-  __aicore__ inline void Walk(int64_t most_tokens) {
-    steps_.Init(*tiling_, sequences_, group_, AscendC::GetBlockNum(), most_tokens);
+  __aicore__ inline void Walk(bool by_token) {
+    steps_.Init(*tiling_, sequences_, group_, AscendC::GetBlockNum(), by_token);
     in_flight_.Clear();
     PieceStep step;
     while (steps_.Next(step)) {

@@ -45,8 +45,7 @@ class AttentionVector {
     piece_states_.Init(tiling, tensors.workspace, pipe, tiling.max_rows);
     sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
     tables_.Init(tiling, tensors.block_tables);
-    units_.Init(tiling, sequences_, AscendC::GetBlockIdx(), AscendC::GetBlockNum(),
-                tiling.num_tokens);
+    units_.Init(tiling, sequences_, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
     has_unit_ = false;
     FillConstants();
   }

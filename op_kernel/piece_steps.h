@@ -1,5 +1,6 @@
 // The steps of a group of one cube core and two vector cores: the units dealt to it, piece after
-// piece. The three cores enumerate the same steps, each for itself.
+// piece. The three cores enumerate the same steps, each for itself. A group can walk through its
+// units token by token, too: see verdict.h.
 #pragma once
 
 #include "attention_tiling_data.h"
@@ -55,20 +56,25 @@ class StepsInFlight {
 
 class PieceSteps {
  public:
-  __aicore__ inline void Init(const AttentionTilingData& tiling, const Sequences& sequences,
-                              int64_t group, int64_t num_groups, int64_t most_tokens) {
-    units_.Init(tiling, sequences, group, num_groups, most_tokens);
-    has_unit_ = false;
-  }
-
   // Steps with keys so far decide the slot, so a second walk goes on where the first one ended.
   __aicore__ inline void StartSlots() { slot_ = 0; }
+
+  // With `by_token` each token's rows of a unit are a unit of their own.
+  __aicore__ inline void Init(const AttentionTilingData& tiling, const Sequences& sequences,
+                              int64_t group, int64_t num_groups, bool by_token) {
+    tiling_ = &tiling;
+    units_.Init(tiling, sequences, group, num_groups);
+    by_token_ = by_token;
+    block_.num_rows = 0;
+    rows_done_ = 0;
+    has_unit_ = false;
+  }
 
   // Finds the group's next step. False: there is none.
   __aicore__ inline bool Next(PieceStep& step) {
     const bool opens_unit = !has_unit_ || next_begin_ >= unit_.keys.last;
     if (opens_unit) {
-      has_unit_ = units_.Next(unit_);
+      has_unit_ = NextUnit();
       if (!has_unit_) {
         return false;
       }
@@ -90,7 +96,31 @@ class PieceSteps {
   }
 
  private:
+  __aicore__ inline bool NextUnit() {
+    if (rows_done_ == block_.num_rows) {
+      if (!units_.Next(block_)) {
+        return false;
+      }
+      rows_done_ = 0;
+    }
+    unit_ = block_;
+    if (by_token_) {
+      unit_.row_begin += rows_done_;
+      unit_.num_rows = RowsOfToken(*tiling_, block_, rows_done_);
+      const Row row = RowAt(*tiling_, unit_, 0);
+      const Visible keys = VisibleKeys(*tiling_, unit_.sequence.length, row.position);
+      unit_.keys.first = Clamp(keys.first, block_.keys.first, block_.keys.last);
+      unit_.keys.last = Clamp(keys.last, unit_.keys.first, block_.keys.last);
+    }
+    rows_done_ += unit_.num_rows;
+    return true;
+  }
+
+  const AttentionTilingData* tiling_;
   WorkUnits units_;
+  bool by_token_;
+  Unit block_;         // as it was dealt
+  int64_t rows_done_;  // of it
   Unit unit_;
   bool has_unit_;
   int64_t next_begin_;

@@ -47,12 +47,10 @@ __aicore__ inline int64_t RowsOfToken(const AttentionTilingData& tiling, const U
 
 class WorkUnits {
  public:
-  // The rows of up to `most_tokens` query tokens share a row block.
   __aicore__ inline void Init(const AttentionTilingData& tiling, const Sequences& sequences,
-                              int64_t core, int64_t num_cores, int64_t most_tokens) {
+                              int64_t core, int64_t num_cores) {
     tiling_ = &tiling;
     sequences_ = &sequences;
-    most_rows_ = most_tokens * (tiling.num_heads / tiling.num_kv_heads);
     skip_ = core;
     next_skip_ = 2 * (num_cores - 1 - core);
     skip_after_ = 2 * core;
@@ -108,21 +106,15 @@ class WorkUnits {
     unit_.index = sequence_;
     const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
     num_rows_ = unit_.sequence.new_tokens * group;
-    const int64_t rows_of_run = Smaller(most_rows_, num_rows_);
-    blocks_per_run_ = (rows_of_run + tiling_->max_rows - 1) / tiling_->max_rows;
-    const int64_t runs = (num_rows_ + most_rows_ - 1) / most_rows_;
-    blocks_per_head_ = runs * blocks_per_run_;
+    blocks_per_head_ = (num_rows_ + tiling_->max_rows - 1) / tiling_->max_rows;
     num_blocks_ = blocks_per_head_ * tiling_->num_kv_heads;
     block_ = 0;
   }
 
   __aicore__ inline void OpenBlock() {
     unit_.kv_head = block_ / blocks_per_head_;
-    const int64_t block = block_ % blocks_per_head_;
-    const int64_t run_begin = block / blocks_per_run_ * most_rows_;
-    const int64_t run_end = Smaller(run_begin + most_rows_, num_rows_);
-    unit_.row_begin = run_begin + block % blocks_per_run_ * tiling_->max_rows;
-    unit_.num_rows = Smaller(tiling_->max_rows, run_end - unit_.row_begin);
+    unit_.row_begin = block_ % blocks_per_head_ * tiling_->max_rows;
+    unit_.num_rows = Smaller(tiling_->max_rows, num_rows_ - unit_.row_begin);
     // Both ends of what a row sees grow with its position.
     const int64_t length = unit_.sequence.length;
     const Row first = RowAt(*tiling_, unit_, 0);
@@ -140,9 +132,7 @@ class WorkUnits {
   int64_t next_skip_;   // and after it
   int64_t skip_after_;  // and after that one
   int64_t sequence_;
-  int64_t most_rows_;  // of a run: rows that may share blocks
   int64_t num_rows_;
-  int64_t blocks_per_run_;
   int64_t blocks_per_head_;
   int64_t block_;
   int64_t num_blocks_;

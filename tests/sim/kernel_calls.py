@@ -56,6 +56,7 @@ class AttentionRun:
 
     output: Tensor
     lse: Tensor
+    kernel: str  # "vector" or "mixed"
     tiling: host.AttentionTilingData
     num_cores: int
     result: Result
@@ -154,6 +155,7 @@ def attention(
     return AttentionRun(
         from_numpy(output, query.dtype),
         torch.from_numpy(lse),
+        "mixed" if "mixed" in name else "vector",
         shape,
         answer.num_cores,
         result,

@@ -14,7 +14,9 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,10 +34,17 @@ class Mutation:
     file: str
     old: str
     new: str
-    op: str = "attention"
+    op: str = "attention on vector cores"
 
 
-_VECTOR, _STATE, _COPY = "attention_vector.h", "row_state.h", "row_copy.h"
+_VECTOR, _STATE, _COPY, _OUTPUT = (
+    "attention_vector.h",
+    "row_state.h",
+    "row_copy.h",
+    "row_output.h",
+)
+_CUBE, _SOFTMAX, _TO_CUBE = "attention_cube.h", "attention_softmax.h", "cube_copy.h"
+_MIXED = "attention on cube and vector cores"
 
 MUTATIONS = (
     Mutation(
@@ -70,12 +79,12 @@ MUTATIONS = (
     ),
     Mutation("keys never freed", _VECTOR, "key_in_.FreeTensor(keys);", ""),
     Mutation("values never freed", _VECTOR, "value_in_.FreeTensor(values);", ""),
-    Mutation("an output row never freed", _VECTOR, "output_out_.FreeTensor(rows);", ""),
+    Mutation("an output row never freed", _OUTPUT, "rows_out_->FreeTensor(rows);", ""),
     Mutation("values never enqueued", _VECTOR, "value_in_.EnQue(values);", ""),
     Mutation(
         "output copied without waiting for the vector unit",
-        _VECTOR,
-        "    output_out_.EnQue(rows);\n    rows = output_out_.template DeQue<T>();\n",
+        _OUTPUT,
+        "    rows_out_->EnQue(rows);\n    rows = rows_out_->template DeQue<T>();\n",
         "",
     ),
     Mutation(
@@ -192,15 +201,221 @@ MUTATIONS = (
     ),
     Mutation(
         "sinks forgotten",
-        _VECTOR,
+        _OUTPUT,
         "JoinSinks(state, sink_lanes_",
         "if (false) JoinSinks(state, sink_lanes_",
     ),
     Mutation(
-        "lse copied from the wrong block", _VECTOR, "lse[i * kBlockLanes], count", "lse[i], count"
+        "lse copied from the wrong block",
+        _OUTPUT,
+        "lse[(i - begin) * kBlockLanes]",
+        "lse[i - begin]",
+    ),
+    Mutation("a unit in turn left out", "work_units.h", "skip_ = next_skip_;", "++skip_;"),
+    Mutation(
+        "scores announced by the matrix unit",
+        _CUBE,
+        "PIPE_FIX>(kScoresReady)",
+        "PIPE_M>(kScoresReady)",
+        op=_MIXED,
     ),
     Mutation(
-        "a unit in turn left out", "work_units.h", "skip_ = num_cores_ - 1;", "skip_ = num_cores_;"
+        "products announced by the matrix unit",
+        _CUBE,
+        "PIPE_FIX>(kProductsReady)",
+        "PIPE_M>(kProductsReady)",
+        op=_MIXED,
+    ),
+    Mutation(
+        "weights announced before they are in the workspace",
+        _SOFTMAX,
+        "PIPE_MTE3>(kWeightsReady)",
+        "PIPE_V>(kWeightsReady)",
+        op=_MIXED,
+    ),
+    Mutation(
+        "scores not waited for",
+        _SOFTMAX,
+        "AscendC::CrossCoreWaitFlag(kScoresReady);",
+        "",
+        op=_MIXED,
+    ),
+    Mutation(
+        "weights not waited for",
+        _CUBE,
+        "AscendC::CrossCoreWaitFlag(kWeightsReady);",
+        "",
+        op=_MIXED,
+    ),
+    Mutation(
+        "products not waited for",
+        _SOFTMAX,
+        "AscendC::CrossCoreWaitFlag(kProductsReady);",
+        "",
+        op=_MIXED,
+    ),
+    Mutation(
+        "a flag with the wrong id",
+        _CUBE,
+        "PIPE_FIX>(kProductsReady)",
+        "PIPE_FIX>(kScoresReady)",
+        op=_MIXED,
+    ),
+    Mutation(
+        "one vector core doesn't announce its weights",
+        _SOFTMAX,
+        "    AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_MTE3>(kWeightsReady);",
+        "    if (AscendC::GetSubBlockIdx() == 0) {\n"
+        "      AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_MTE3>(kWeightsReady);\n"
+        "    }",
+        op=_MIXED,
+    ),
+    Mutation(
+        "a step too many in flight between the cores",
+        "exchange.h",
+        "kAhead = kSlots - 1;",
+        "kAhead = kSlots;",
+        op=_MIXED,
+    ),
+    Mutation(
+        "all groups share one workspace",
+        "exchange.h",
+        "workspace + group * tiling.exchange_bytes",
+        "workspace + 0 * group * tiling.exchange_bytes",
+        op=_MIXED,
+    ),
+    Mutation(
+        "a buffer announced before it is filled",
+        "turns.h",
+        "    return fill_;\n  }\n\n  __aicore__ inline void Filled() {\n"
+        "    AscendC::SetFlag<filled>(first + fill_);\n",
+        "    AscendC::SetFlag<filled>(first + fill_);\n"
+        "    return fill_;\n  }\n\n  __aicore__ inline void Filled() {\n",
+        op=_MIXED,
+    ),
+    Mutation(
+        "a buffer overwritten before it was used",
+        "turns.h",
+        "    return use_;\n  }\n\n  __aicore__ inline void Used() {\n"
+        "    AscendC::SetFlag<freed>(first + use_);\n",
+        "    AscendC::SetFlag<freed>(first + use_);\n"
+        "    return use_;\n  }\n\n  __aicore__ inline void Used() {\n",
+        op=_MIXED,
+    ),
+    Mutation("flags left set at the end", _CUBE, "    sum_turns_.Close();\n", "", op=_MIXED),
+    Mutation(
+        "results stored while the matrix unit works on them",
+        _CUBE,
+        "    sum_turns_.Filled();\n    StoreSums(exchange_.Products(step.slot)",
+        "    StoreSums(exchange_.Products(step.slot)",
+        op=_MIXED,
+    ),
+    Mutation(
+        "a barrier too few between products that add up",
+        _CUBE,
+        "AscendC::PipeBarrier<PIPE_M>();",
+        "",
+        op=_MIXED,
+    ),
+    Mutation(
+        "every product begins at zero",
+        _CUBE,
+        "depth), 0, false, opens)",
+        "depth), 0, false, true)",
+        op=_MIXED,
+    ),
+    Mutation(
+        "the first product begins with what was there",
+        _CUBE,
+        "depth), 0, false, opens)",
+        "depth), 0, false, false)",
+        op=_MIXED,
+    ),
+    Mutation(
+        "values not transposed",
+        _TO_CUBE,
+        "static_cast<uint16_t>(apart), 0, 0, true, 0);",
+        "static_cast<uint16_t>(apart), 0, 0, false, 0);",
+        op=_MIXED,
+    ),
+    Mutation(
+        "fractals of the left factor in the wrong order",
+        _TO_CUBE,
+        "static_cast<uint16_t>(apart), 0, 0, false, 0);",
+        "static_cast<uint16_t>(apart + 1), 0, 0, false, 0);",
+        op=_MIXED,
+    ),
+    Mutation(
+        "rows of zeros beyond the keys forgotten",
+        _TO_CUBE,
+        "  ZeroRowsInL1(to, lanes.last - span.first, span.last - span.first, layout.head_dim, "
+        "pitch);\n",
+        "",
+        op=_MIXED,
+    ),
+    Mutation(
+        "rows of zeros beyond the queries forgotten",
+        _CUBE,
+        "    ZeroRowsInL1(to, unit.num_rows, pitch, key_dim_, pitch);\n",
+        "",
+        op=_MIXED,
+    ),
+    Mutation(
+        "results read with the wrong pitch",
+        _CUBE,
+        "static_cast<uint16_t>(rows), static_cast<uint16_t>(pitch)",
+        "static_cast<uint16_t>(rows), static_cast<uint16_t>(pitch + kFractal)",
+        op=_MIXED,
+    ),
+    Mutation(
+        "scores written to another tile's place",
+        _CUBE,
+        "exchange_.Scores(step.slot)[(begin + span.first) * rows]",
+        "exchange_.Scores(step.slot)[span.first * rows]",
+        op=_MIXED,
+    ),
+    Mutation(
+        "both vector cores take the same rows",
+        _SOFTMAX,
+        "      share.first_row = first;\n",
+        "      share.first_row = 0;\n",
+        op=_MIXED,
+    ),
+    Mutation(
+        "more L1 than there is",
+        _CUBE,
+        "InitBuffer(tile_buffer_, kTilesInL1",
+        "InitBuffer(tile_buffer_, 16 * kTilesInL1",
+        op=_MIXED,
+    ),
+    Mutation(
+        "one buffer of scores where two are filled",
+        _SOFTMAX,
+        "InitBuffer(scores_in_, 2",
+        "InitBuffer(scores_in_, 1",
+        op=_MIXED,
+    ),
+    Mutation(
+        "the maxima of steps in flight in one place",
+        _SOFTMAX,
+        "AscendC::Muls(max_[share.step.slot], folded_",
+        "AscendC::Muls(max_[0], folded_",
+        op=_MIXED,
+    ),
+    Mutation(
+        "the verdict read from an old line of the cache",
+        "verdict.h",
+        "    AscendC::DataCacheCleanAndInvalid<float, AscendC::CacheLine::SINGLE_CACHE_LINE,\n"
+        "                                      AscendC::DcciDst::CACHELINE_OUT>(verdict);\n",
+        "",
+        op=_MIXED,
+    ),
+    Mutation(
+        "the verdict read before both vector cores have told",
+        _CUBE,
+        "    AscendC::CrossCoreWaitFlag(kVerdictReady);\n",
+        "",
+        op=_MIXED,
     ),
     Mutation("a mover's rows never enqueued", _COPY, "queue_.EnQue(rows);", "", op="write_kv"),
     Mutation("a mover's rows never freed", _COPY, "queue_.FreeTensor(rows);", "", op="write_kv"),
@@ -261,23 +476,21 @@ def _mutated(mutation: Mutation, folder: Path) -> None:
     path.write_text(text.replace(mutation.old, mutation.new))
 
 
-def _attention_verdict(folder: Path) -> str:
+def _attention_verdict(folder: Path, wanted: str) -> str:
     """Run calls that reach every option, and one whose table, lengths and starts are nonsense."""
+    options: Any = {"sinks": True, "alibi_slopes": True, "sliding_window": 700}
     cases = (
         make_case(
-            torch.float16,
-            seq_lens=[1100, 20, 130],
-            query_lens=[2, 20, 3],
-            sliding_window=700,
-            sinks=True,
-            alibi_slopes=True,
-            head_dim=80,
+            torch.float16, seq_lens=[1100, 20, 130], query_lens=[2, 20, 3], head_dim=80, **options
         ),
         make_case(torch.float16, seq_lens=[60], query_lens=[4], sliding_window=7, softcap=5.0),
         make_case(torch.float16, seq_lens=[30, 200, 64], query_lens=[30, 1, 2], block_size=24),
     )
-    for case in cases:
-        run = kernel_calls.attention(*case.tensors, **case.options, folder=folder, seed=1)
+    # The last one on a single group of cores: with more steps than are in flight at a time.
+    for case, cores in zip(cases, (48, 48, 2), strict=True):
+        run = kernel_calls.attention(
+            *case.tensors, **case.options, folder=folder, seed=1, cores=cores, wanted=wanted
+        )
         if run.result.violations:
             return run.result.violations[0]
         wide = [tensor.double() for tensor in case.tensors[:3]]
@@ -289,7 +502,7 @@ def _attention_verdict(folder: Path) -> str:
     case.block_tables.fill_(5000)
     case.seq_lens.fill_(5000)
     case.query_start_loc[1:] = 500
-    run = kernel_calls.attention(*case.tensors, **case.options, folder=folder)
+    run = kernel_calls.attention(*case.tensors, **case.options, folder=folder, wanted=wanted)
     return run.result.violations[0] if run.result.violations else ""
 
 
@@ -336,7 +549,8 @@ def _verdict(
 
 
 _VERDICTS = {
-    "attention": _attention_verdict,
+    "attention on vector cores": partial(_attention_verdict, wanted="vector"),
+    _MIXED: partial(_attention_verdict, wanted="mixed"),
     "write_kv": _write_kv_verdict,
     "copy_blocks": _copy_blocks_verdict,
     "merge_states": _merge_states_verdict,

@@ -1,4 +1,5 @@
 // A C interface to the tiling functions, for tests that call them through ctypes.
+#include <algorithm>
 #include <cstdio>
 
 #include "op_host/attention_tiling.h"
@@ -32,7 +33,9 @@ void answer(Tiling* tiling, Answer* to, Plan plan) {
   }
 }
 
-paged::Soc chip(int64_t vector_cores) { return {"test", vector_cores / 2, vector_cores}; }
+paged::Soc chip(int64_t vector_cores) {
+  return {"test", std::max<int64_t>(1, vector_cores / 2), vector_cores};
+}
 
 }  // namespace
 
