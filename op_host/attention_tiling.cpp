@@ -23,9 +23,10 @@ constexpr int64_t kL0cBytes = 128 * 1024;  // of L0C
 constexpr int64_t kMostCubeRows = 128;
 constexpr int64_t kMostCubeTile = 128;
 
-// Scores in the unified buffer at a time, twice, and what is left of them while their keys are
-// folded: of 64 rows, 128 keys and 16.
-constexpr int64_t kChunkScores = 8192;
+// Scores in the unified buffer at a time, twice: 128 keys of 64 rows, or of 32 where wide values
+// leave less. And what is left of 128 keys while they are folded.
+constexpr int64_t kChunks[] = {8192, 4096};
+constexpr int64_t kKeyBlock = 128;
 constexpr int64_t kFoldedKeys = 16;
 
 // Splitting costs a write and a read of one state per row and piece, 0.2 percent of the keys' and
@@ -62,11 +63,15 @@ AttentionStep choose_step(int64_t head_dim, int64_t head_dim_v, int64_t element_
                     "vector core");
 }
 
+// Rows of one vector core of a group.
+int64_t share_of(const CubeStep& step) { return std::max(step.rows / 2, kSide); }
+
 bool fits_cube(int64_t head_dim, int64_t head_dim_v, const CubeStep& step) {
   const int64_t l0 = step.tile * std::max(step.rows, kSide) * kHalf;
   const int64_t l0c = step.rows * std::max(step.tile, head_dim_v) * kFloat;
   return l0 <= kL0Bytes / 2 && l0c <= kL0cBytes / 2 &&
          attention_l1_bytes(head_dim, head_dim_v, step) <= kUsableL1 &&
+         step.scores >= kKeyBlock * share_of(step) &&
          softmax_ub_bytes(head_dim_v, step) <= kUsableUb;
 }
 
@@ -110,8 +115,10 @@ std::optional<CubeStep> choose_cube_step(int64_t head_dim, int64_t head_dim_v, i
   for (int64_t rows = kMostCubeRows; rows >= kSide; rows /= 2) {
     if (rows > kSide && rows / 2 >= num_rows) continue;
     for (int64_t tile = kMostCubeTile; tile >= kSide; tile /= 2) {
-      const CubeStep step = {rows, tile};
-      if (fits_cube(head_dim, head_dim_v, step)) return step;
+      for (const int64_t scores : kChunks) {
+        const CubeStep step = {rows, tile, scores};
+        if (fits_cube(head_dim, head_dim_v, step)) return step;
+      }
     }
   }
   return std::nullopt;
@@ -126,7 +133,7 @@ int64_t most_rows(const AttentionTilingData& tiling) {
 // Bytes of workspace through which a group's cores exchange scores, weights and products of the
 // steps in flight; and its verdicts.
 int64_t exchange_bytes(const AttentionTilingData& tiling) {
-  const int64_t per_row = kCubePiece * (kFloat + kHalf) + tiling.value.head_dim * kFloat;
+  const int64_t per_row = tiling.exchange_keys * (kFloat + kHalf) + tiling.value.head_dim * kFloat;
   return kCubeSlots * tiling.max_rows * per_row + kVerdicts * kFloat;
 }
 
@@ -146,9 +153,12 @@ LaunchPlan<AttentionTilingData> plan_mixed(AttentionTilingData tiling, const std
       *choose_cube_step(tiling.key.head_dim, tiling.value.head_dim, most_rows(tiling));
   tiling.max_rows = step.rows;
   tiling.tile = step.tile;
+  tiling.chunk_scores = step.scores;
   const int64_t slot = kL0Bytes / 2 / kHalf;
   tiling.key_columns = equal_parts(tiling.key.head_dim, slot / std::max(step.rows, step.tile));
   tiling.value_columns = equal_parts(tiling.value.head_dim, slot / step.tile);
+  const int64_t capacity = tiling.max_blocks_per_seq * tiling.block_size;
+  tiling.exchange_keys = std::min(kCubePiece, ceil_div(capacity, kMostCubeTile) * kMostCubeTile);
   tiling.exchange_bytes = exchange_bytes(tiling);
   tiling.split = splits_on_groups(tiling, soc);
   const int64_t row_blocks = count_row_blocks(tiling);
@@ -170,12 +180,12 @@ int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, const CubeStep&
 }
 
 int64_t softmax_ub_bytes(int64_t head_dim_v, const CubeStep& step) {
-  const int64_t share = std::max(step.rows / 2, kSide);
+  const int64_t share = share_of(step);
   const int64_t columns = ceil_div(head_dim_v, kRepeatLanes) * kRepeatLanes;
   int64_t bytes = 0;
-  bytes += 2 * kChunkScores * (kFloat + kHalf);  // scores_in and rows_out, twice
-  bytes += 2 * share * head_dim_v * kFloat;      // products_in, and the total
-  bytes += kFoldedKeys * share * kFloat;         // folded
+  bytes += 2 * step.scores * (kFloat + kHalf);  // scores_in and rows_out, twice
+  bytes += 2 * share * head_dim_v * kFloat;     // products_in, and the total
+  bytes += kFoldedKeys * share * kFloat;        // folded
   bytes += kSoftmaxLaneBuffers * kRepeatLanes * kFloat;
   bytes += kRepeatLanes * kBlockLanes * kFloat;               // factors, broadcast
   bytes += 2 * kBlockLanes * kFloat;                          // constants

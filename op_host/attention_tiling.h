@@ -46,8 +46,9 @@ int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element
 
 // How much of a call one step of a group covers: kCubePiece keys in tiles.
 struct CubeStep {
-  int64_t rows;  // query rows
-  int64_t tile;  // keys in L1 at a time
+  int64_t rows;    // query rows
+  int64_t tile;    // keys in L1 at a time
+  int64_t scores;  // in the unified buffer of a vector core at a time
 };
 
 // Bytes of L1, and of unified buffer, that the mixed kernel allocates for steps of that size.

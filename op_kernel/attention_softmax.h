@@ -32,7 +32,8 @@ class AttentionSoftmax {
     value_dim_ = tiling.value.head_dim;
     most_rows_ = FirstShare(tiling.max_rows);
     group_ = AscendC::GetBlockIdx() / 2;
-    output_rows_ = Smaller(kChunkScores / value_dim_ / kBlockLanes * kBlockLanes, kRepeatLanes);
+    output_rows_ =
+        Smaller(tiling.chunk_scores / value_dim_ / kBlockLanes * kBlockLanes, kRepeatLanes);
     InitScale();
     sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
     exchange_.Init(tiling, tensors.workspace, group_);
@@ -82,8 +83,8 @@ class AttentionSoftmax {
   // op_host's UB budget counts these buffers and those of the members: attention_tiling.cpp,
   // softmax_ub_bytes.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
-    pipe->InitBuffer(scores_in_, 2, kChunkScores * sizeof(float));
-    pipe->InitBuffer(rows_out_, 2, kChunkScores * sizeof(T));
+    pipe->InitBuffer(scores_in_, 2, tiling_->chunk_scores * sizeof(float));
+    pipe->InitBuffer(rows_out_, 2, tiling_->chunk_scores * sizeof(T));
     pipe->InitBuffer(folded_buffer_, kFoldedKeys * most_rows_ * sizeof(float));
     pipe->InitBuffer(products_in_, 1, most_rows_ * value_dim_ * sizeof(float));
     pipe->InitBuffer(total_buffer_, most_rows_ * value_dim_ * sizeof(float));
@@ -172,7 +173,7 @@ class AttentionSoftmax {
 
   __aicore__ inline Chunk ChunkAt(const Share& share, int64_t index) const {
     const Visible& span = share.step.span;
-    const int64_t keys = kChunkScores / share.rows;
+    const int64_t keys = tiling_->chunk_scores / share.rows;
     const int64_t first = span.first / kKeyBlock * kKeyBlock + index * keys;
     const int64_t last = Smaller(first + keys, RoundUp(span.last, kKeyBlock));
     return {first, last, InTile(span, first, last - first)};
@@ -181,7 +182,7 @@ class AttentionSoftmax {
   __aicore__ inline int64_t CountChunks(const Share& share) const {
     const Visible& span = share.step.span;
     const int64_t keys = span.last - span.first / kKeyBlock * kKeyBlock;
-    return (keys * share.rows + kChunkScores - 1) / kChunkScores;
+    return (keys * share.rows + tiling_->chunk_scores - 1) / tiling_->chunk_scores;
   }
 
   // Scores come in twice, for the maxima and for the weights, but for the first kKept chunks: they

@@ -59,6 +59,8 @@ struct AttentionTilingData {
   // Of the kernel on cube and vector cores.
   int64_t key_columns;     // elements of a key that one load of L0 takes
   int64_t value_columns;   // elements of a value
+  int64_t chunk_scores;    // in UB at a time, at least of kKeyBlock keys
+  int64_t exchange_keys;   // of one step that the workspace has room for
   int64_t exchange_bytes;  // of workspace for each group of cores; the states come after them
   float scale;
   float softcap;  // 0: off

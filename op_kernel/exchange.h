@@ -5,7 +5,7 @@
 // weights than with sums: steps differ in length, and who has a short one doesn't wait for who has
 // a long one. So there are kAhead + 1 slots of each:
 //
-//   scores    cube -> vector   keys x queries            float32  [kCubePiece][RowPitch]
+//   scores    cube -> vector   keys x queries            float32  [keys][RowPitch]
 //   weights   vector -> cube   e^(score - max)           T        [kCubePiece][rows], share by
 //   share products  cube -> vector   weights x values          float32  [rows][value_dim]
 //
@@ -52,7 +52,8 @@ template <typename T>
 class Exchange {
  public:
   __aicore__ inline void Init(const AttentionTilingData& tiling, GM_ADDR workspace, int64_t group) {
-    const int64_t pairs = tiling.max_rows * kCubePiece;
+    keys_ = tiling.exchange_keys;
+    const int64_t pairs = tiling.max_rows * keys_;
     scores_size_ = pairs;
     weights_size_ = pairs;
     products_size_ = tiling.max_rows * tiling.value.head_dim;
@@ -71,7 +72,7 @@ class Exchange {
   }
   // Of the share that begins with row `first_row`.
   __aicore__ inline AscendC::GlobalTensor<T> Weights(int64_t slot, int64_t first_row) const {
-    return weights_[slot * weights_size_ + first_row * kCubePiece];
+    return weights_[slot * weights_size_ + first_row * keys_];
   }
   __aicore__ inline AscendC::GlobalTensor<float> Products(int64_t slot) const {
     return products_[slot * products_size_];
@@ -82,6 +83,7 @@ class Exchange {
   }
 
  private:
+  int64_t keys_;
   int64_t scores_size_;
   int64_t weights_size_;
   int64_t products_size_;

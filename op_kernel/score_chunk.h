@@ -11,9 +11,6 @@
 #include "kernel_operator.h"
 #include "row_state.h"
 
-// Scores of a chunk in UB: 128 keys of 64 rows, more keys of fewer rows.
-constexpr int64_t kChunkScores = 8192;
-
 constexpr int64_t kKeyBlock = 128;
 constexpr int64_t kFoldedKeys = 16;  // that are left of a block before blocks are added up
 

@@ -123,5 +123,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "head_dim 256": {"seq_lens": [100], "head_dim": 256, "num_kv_heads": 1, "query_lens": [9]},
     "head_dim 16, block 128": {"seq_lens": [300], "head_dim": 16, "block_size": 128},
+    "strided cache, block 32": {
+        "seq_lens": [1200, 9],
+        "query_lens": [3, 9],
+        "block_size": 32,
+        "layout": "HND",
+    },
     "block 3": {"seq_lens": [100], "block_size": 3},
 }

@@ -166,7 +166,7 @@ def _exchange_parts(shape: host.AttentionTilingData, groups: int, query: Tensor)
     """Name what the cores of the mixed kernel's groups hand each other, as op_kernel/exchange.h."""
     if not shape.exchange_bytes:
         return []
-    pairs = shape.max_rows * shape.piece
+    pairs = shape.max_rows * shape.exchange_keys
     sizes = {
         "scores": 4 * pairs * 4,
         "weights": 4 * pairs * query.element_size(),

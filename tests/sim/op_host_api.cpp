@@ -62,11 +62,11 @@ int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element
 }
 
 int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, int64_t rows, int64_t tile) {
-  return paged::attention_l1_bytes(head_dim, head_dim_v, {rows, tile});
+  return paged::attention_l1_bytes(head_dim, head_dim_v, {rows, tile, 0});
 }
 
-int64_t softmax_ub_bytes(int64_t head_dim_v, int64_t rows, int64_t tile) {
-  return paged::softmax_ub_bytes(head_dim_v, {rows, tile});
+int64_t softmax_ub_bytes(int64_t head_dim_v, int64_t rows, int64_t tile, int64_t scores) {
+  return paged::softmax_ub_bytes(head_dim_v, {rows, tile, scores});
 }
 
 // `wanted` is "vector", "mixed", or empty for the usual kernel.

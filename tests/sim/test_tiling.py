@@ -118,6 +118,110 @@ def test_no_launch_has_more_blocks_than_the_chip_has_cores_nor_none(
 ) -> None:
     data = shape(batch=batch, num_tokens=num_tokens, capacity=capacity)
     assert 1 <= host.plan_attention(data, "bfloat16", cores, wanted="vector").num_cores <= cores
+    assert 1 <= host.plan_attention(data, "bfloat16", cores, "mixed").num_cores <= cores // 2
+
+
+# The kernel on cube and vector cores
+
+
+def kernel_of(head_dim: int, head_dim_v: int, dtype: str, wanted: str = "") -> str:
+    data = shape(head_dim=head_dim, head_dim_v=head_dim_v)
+    answer = host.plan_attention(data, dtype, wanted=wanted)
+    assert answer.refusal == b""
+    return str(answer.stem.decode())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [*HEAD_DIMS, 512])
+def test_16_bit_caches_take_the_mixed_kernel_and_the_vector_one_on_request(
+    dtype: str, head_dim: int
+) -> None:
+    assert kernel_of(head_dim, head_dim, dtype) == "attention_mixed"
+    assert kernel_of(head_dim, head_dim, dtype, "mixed") == "attention_mixed"
+    if head_dim <= 256:
+        assert kernel_of(head_dim, head_dim, dtype, "vector") == "attention"
+
+
+def test_a_latent_cache_of_576_and_512_takes_the_mixed_kernel() -> None:
+    assert kernel_of(576, 512, "bfloat16") == "attention_mixed"
+
+
+@pytest.mark.parametrize("wanted", ["", "mixed"])
+def test_float32_takes_the_vector_kernel(wanted: str) -> None:
+    assert kernel_of(128, 128, "float32", wanted) == "attention"
+
+
+def test_a_kernel_of_another_name_is_refused() -> None:
+    answer = host.plan_attention(shape(), "float16", wanted="cube")
+    assert answer.refusal == b'PAGED_NPU_KERNEL is "cube", expected "vector" or "mixed"'
+
+
+@given(
+    batch=st.integers(1, 64),
+    num_tokens=st.integers(1, 5000),
+    num_kv_heads=st.integers(1, 8),
+    group=st.integers(1, 64),
+    starts=st.booleans(),
+)
+def test_the_choice_depends_on_dtype_and_head_dims_alone(
+    batch: int, num_tokens: int, num_kv_heads: int, group: int, starts: bool
+) -> None:
+    # A row has the same bits in decode and in prefill, in any batch, only if one kernel serves all.
+    data = shape(
+        batch=batch,
+        num_tokens=num_tokens if starts else batch,
+        num_heads=num_kv_heads * group,
+        num_kv_heads=num_kv_heads,
+    )
+    data.has_query_start_loc = starts
+    assert host.plan_attention(data, "float16").stem == b"attention_mixed"
+
+
+@given(
+    head_dim=st.integers(1, 40).map(lambda n: 16 * n),
+    head_dim_v=st.integers(1, 40).map(lambda n: 16 * n),
+    num_tokens=st.integers(1, 300),
+    group=st.integers(1, 64),
+)
+def test_a_mixed_plan_fits_every_memory_of_cube_and_vector_cores(
+    head_dim: int, head_dim_v: int, num_tokens: int, group: int
+) -> None:
+    data = shape(
+        num_tokens=num_tokens, num_heads=8 * group, head_dim=head_dim, head_dim_v=head_dim_v
+    )
+    data.has_query_start_loc = True
+    answer = host.plan_attention(data, "float16")
+    if answer.stem != b"attention_mixed":
+        return
+    library = host.library()
+    assert data.max_rows in (16, 32, 64, 128)
+    assert data.tile in (16, 32, 64, 128)
+    ub = library.softmax_ub_bytes(head_dim_v, data.max_rows, data.tile, data.chunk_scores)
+    assert ub <= library.usable_ub()
+    l1 = library.attention_l1_bytes(head_dim, head_dim_v, data.max_rows, data.tile)
+    assert l1 <= library.usable_l1()
+    half_of_l0, half_of_l0c = 32 * 1024, 64 * 1024
+    assert 2 * data.key_columns * max(data.max_rows, data.tile) <= half_of_l0
+    assert 2 * data.tile * max(data.max_rows, data.value_columns) <= half_of_l0
+    assert 4 * data.max_rows * max(data.tile, head_dim_v) <= half_of_l0c
+    assert data.key_columns % 16 == data.value_columns % 16 == 0
+
+
+def test_the_exchange_holds_four_steps_of_a_short_table_and_no_more() -> None:
+    data = shape(batch=3, capacity=200)
+    answer = host.plan_attention(data, "float16")
+    assert data.exchange_keys == 256
+    assert data.exchange_bytes == 4 * 16 * (256 * (4 + 2) + 128 * 4) + 256
+    assert answer.workspace_bytes == answer.num_cores * data.exchange_bytes
+
+
+def test_decode_is_split_on_the_cube_and_prefill_is_not() -> None:
+    decode, prefill = shape(batch=1, capacity=32768), shape(batch=1, num_tokens=2048)
+    prefill.has_query_start_loc = True
+    host.plan_attention(decode, "float16")
+    host.plan_attention(prefill, "float16")
+    assert decode.split == 1
+    assert prefill.split == 0
 
 
 def test_the_step_depends_on_dtype_and_head_dims_alone() -> None:
@@ -143,6 +247,12 @@ def test_the_step_depends_on_dtype_and_head_dims_alone() -> None:
 )
 def test_the_vector_cores_of_each_chip_are_known(name: str, cores: int) -> None:
     assert host.library().soc_vector_cores(name.encode()) == cores
+
+
+def test_a_chip_has_two_vector_cores_for_each_cube_core() -> None:
+    assert host.library().soc_cube_cores(b"Ascend910B2") == 24
+    assert host.library().soc_cube_cores(b"Ascend910B4") == 20
+    assert host.library().soc_cube_cores(b"Ascend310P") == 0
 
 
 @pytest.mark.parametrize("element_size", [2, 4])

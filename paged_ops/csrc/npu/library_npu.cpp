@@ -223,6 +223,8 @@ void run_attention(const Checks& checks, const AttentionInputs& in, const Attent
       .max_pieces = 0,
       .key_columns = 0,
       .value_columns = 0,
+      .chunk_scores = 0,
+      .exchange_keys = 0,
       .exchange_bytes = 0,
       .scale = params.scale,
       .softcap = params.softcap,
