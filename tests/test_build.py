@@ -89,6 +89,25 @@ def test_backend_info_says_what_was_built_and_chosen() -> None:
     assert info.cpu_isas[0] == "generic"
     assert info.cpu_isa in info.cpu_isas
     assert info.npu.startswith("not built: ")
+    assert info.npu_attention == "mixed"
+
+
+def test_npu_attention_kernel_says_which_kernel_a_cache_takes() -> None:
+    assert paged_ops.npu_attention_kernel(torch.float16, 128) == "mixed"
+    assert paged_ops.npu_attention_kernel(torch.bfloat16, 576, 512) == "mixed"
+    assert paged_ops.npu_attention_kernel(torch.float32, 128) == "vector"
+    with pytest.raises(RuntimeError, match="head_dim is 100, expected a multiple of 16"):
+        paged_ops.npu_attention_kernel(torch.float16, 100)
+    with pytest.raises(RuntimeError, match="dtype is int8, expected float16"):
+        paged_ops.npu_attention_kernel(torch.int8, 128)
+
+
+def test_paged_npu_kernel_asks_for_a_kernel() -> None:
+    ask = "import torch, paged_ops; print(paged_ops.npu_attention_kernel(torch.float16, 128))"
+    assert run_python(ask, PAGED_NPU_KERNEL="vector").stdout.strip() == "vector"
+    assert run_python(ask, PAGED_NPU_KERNEL="mixed").stdout.strip() == "mixed"
+    refused = run_python(ask, PAGED_NPU_KERNEL="cube")
+    assert 'PAGED_NPU_KERNEL is "cube", expected "vector" or "mixed"' in refused.stderr
 
 
 @pytest.mark.parametrize("isa", ISAS)
