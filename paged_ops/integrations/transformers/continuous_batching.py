@@ -1,0 +1,81 @@
+"""transformers' continuous batching, ``model.generate_batch``, with its attention computed here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from paged_ops.functional import attention
+from paged_ops.integrations.transformers.attention import attention_options
+
+PAGED_EAGER = "paged|eager"
+
+
+def replace_paged_eager() -> None:
+    """Compute the attention of transformers' continuous batching with `paged_ops.attention`.
+
+    Continuous batching accepts a few names only; ``"paged|eager"`` is the one that may be given
+    another function. So from here on every model with this name, or with ``"eager"`` in
+    ``model.generate_batch``, is served by it, in the whole process. transformers keeps its own
+    pool and scheduler, and gathers the keys and values of each request before every call.
+    """
+    AttentionInterface.register(PAGED_EAGER, gathered_attention)
+
+
+def gathered_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | dict[str, Tensor] | None,
+    *,
+    cu_seq_lens_q: Tensor,
+    cu_seq_lens_k: Tensor,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend over keys and values that lie one request after another.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The attention layer.
+    query : Tensor
+        ``[1, num_heads, num_tokens, head_dim]``: the new tokens of all requests.
+    key, value : Tensor
+        ``[1, num_kv_heads, num_keys, head_dim]``: what each request's tokens may see.
+    attention_mask
+        Says the same as the lengths, in a dense form; not looked at.
+    cu_seq_lens_q, cu_seq_lens_k : Tensor
+        ``[batch + 1]`` int32: where each request begins in query, and in key and value.
+    **kwargs
+        transformers' options.
+
+    Returns
+    -------
+    output : Tensor
+        ``[1, num_tokens, num_heads, head_dim]``.
+    weights : None
+        Attention weights are never formed.
+    """
+    # is_causal is False whenever a dense mask is made, which is causal nevertheless.
+    options = attention_options(module, query, kwargs | {"is_causal": True})
+    starts, seq_lens = cu_seq_lens_k[:-1], cu_seq_lens_k.diff()
+    # Gathered rows are a pool of one-token blocks, and each request's are a run of them.
+    longest = int(seq_lens.max()) if len(seq_lens) else 0
+    tables = starts[:, None] + torch.arange(longest, dtype=torch.int32, device=starts.device)
+    rows = query[0].transpose(0, 1)
+    used = int(cu_seq_lens_q[-1])  # what follows is padding
+    output = rows.new_zeros(*rows.shape[:2], value.shape[-1])
+    output[:used] = attention(
+        rows[:used],
+        key[0].transpose(0, 1)[:, None],
+        value[0].transpose(0, 1)[:, None],
+        tables,
+        seq_lens,
+        cu_seq_lens_q,
+        **options,
+    )
+    return output[None], None
