@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from paged_ops.functional import attention
+from paged_ops.integrations.runs import as_blocks, run_tables
 from paged_ops.integrations.transformers.attention import attention_options
 
 PAGED_EAGER = "paged|eager"
@@ -62,18 +62,15 @@ def gathered_attention(
     """
     # is_causal is False whenever a dense mask is made, which is causal nevertheless.
     options = attention_options(module, query, kwargs | {"is_causal": True})
-    starts, seq_lens = cu_seq_lens_k[:-1], cu_seq_lens_k.diff()
-    # Gathered rows are a pool of one-token blocks, and each request's are a run of them.
-    longest = int(seq_lens.max()) if len(seq_lens) else 0
-    tables = starts[:, None] + torch.arange(longest, dtype=torch.int32, device=starts.device)
+    seq_lens = cu_seq_lens_k.diff()
     rows = query[0].transpose(0, 1)
     used = int(cu_seq_lens_q[-1])  # what follows is padding
     output = rows.new_zeros(*rows.shape[:2], value.shape[-1])
     output[:used] = attention(
         rows[:used],
-        key[0].transpose(0, 1)[:, None],
-        value[0].transpose(0, 1)[:, None],
-        tables,
+        as_blocks(key[0].transpose(0, 1)),
+        as_blocks(value[0].transpose(0, 1)),
+        run_tables(cu_seq_lens_k[:-1], seq_lens),
         seq_lens,
         cu_seq_lens_q,
         **options,

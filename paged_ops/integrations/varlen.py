@@ -1,0 +1,131 @@
+"""torch's ``varlen_attn`` on the CPU, where torch itself has no kernel for it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.attention.varlen  # defines the ops
+from torch import Tensor
+
+from paged_ops.integrations.runs import as_blocks, run_tables
+from paged_ops.integrations.windows import Keys, Scores, Window, attention_in_window
+
+_OPS = ("torch_attn::_varlen_attn", "torch_attn::_varlen_attn_out")
+
+
+def enable() -> None:
+    """Serve ``torch.nn.attention.varlen.varlen_attn`` and ``varlen_attn_out`` on CPU tensors.
+
+    From here on, in the whole process, they compute with `paged_ops.attention` there: with pages
+    (``block_table=``) or without, eagerly and in compiled graphs. Calling this twice does no harm.
+    ``num_splits``, ``max_q`` and ``max_k`` have no effect. There is no backward.
+
+    Raises
+    ------
+    RuntimeError
+        This torch's ops take an argument that is not known here.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.nn.attention.varlen import varlen_attn
+    >>> from paged_ops.integrations import varlen
+    >>> varlen.enable()
+    >>> pool = torch.randn(2, 8, 16, 2, 32)
+    >>> varlen_attn(
+    ...     torch.randn(4, 2, 32), pool[0], pool[1], torch.tensor([0, 3, 4]).int(), None, 3, 20,
+    ...     window_size=(-1, 0), seqused_k=torch.tensor([20, 5]).int(),
+    ...     block_table=torch.tensor([[3, 1], [6, 0]]).int(),
+    ... ).shape
+    torch.Size([4, 2, 32])
+    """
+    served = {*inspect.signature(_attend).parameters, "out"}
+    for op in _OPS:
+        names = _argument_names(op)
+        unknown = sorted(set(names) - served)
+        if unknown:
+            raise RuntimeError(
+                f"torch {torch.__version__}: {op} takes {', '.join(unknown)}, which is unknown here"
+            )
+        kernel = _written_kernel(names) if "out" in names else _kernel(names)
+        torch.library.register_kernel(op, "cpu", kernel)
+
+
+def _argument_names(op: str) -> list[str]:
+    namespace, name = op.split("::")
+    overload = getattr(getattr(torch.ops, namespace), name).default
+    return [argument.name for argument in overload._schema.arguments]
+
+
+def _kernel(names: list[str]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Return the kernel of the op that returns its output."""
+
+    def kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        out, lse = _attend(**dict(zip(names, args, strict=False)), **kwargs)
+        return out, lse, torch.zeros(2, dtype=torch.uint64)  # the state of no random numbers
+
+    return kernel
+
+
+def _written_kernel(names: list[str]) -> Callable[..., Tensor]:
+    """Return the kernel of the op that writes its output into a tensor of the caller's."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Tensor:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        target = given.pop("out")
+        out, lse = _attend(**given)
+        if target.shape != out.shape or target.dtype != out.dtype:
+            raise ValueError(
+                f"out is {target.dtype} {list(target.shape)}, expected {out.dtype} "
+                f"{list(out.shape)}"
+            )
+        target.copy_(out)
+        return lse
+
+    return kernel
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window_size: Sequence[int] | None = None,
+    enable_gqa: bool = False,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attend; return the output and ``[num_heads, num_tokens]`` of log-sum-exp, as torch does."""
+    window = Window.of((-1, -1) if window_size is None else window_size, is_causal)
+    if block_table is not None:
+        if seqused_k is None:
+            raise ValueError("seqused_k is None, expected the lengths: block_table is given")
+        keys = Keys(key, value, block_table, seqused_k)
+    elif cu_seq_k is None:
+        raise ValueError("cu_seq_k is None, expected offsets: block_table is None")
+    else:
+        seq_lens = _used(cu_seq_k.diff(), seqused_k)
+        tables = run_tables(cu_seq_k[:-1], seq_lens)
+        keys = Keys(as_blocks(key), as_blocks(value), tables, seq_lens)
+    out, lse = attention_in_window(query, cu_seq_q, keys, window, Scores(scale))
+    return out, lse.t().contiguous()
+
+
+def _used(seq_lens: Tensor, seqused_k: Tensor | None) -> Tensor:
+    """Return how many keys of each sequence count."""
+    if seqused_k is None:
+        return seq_lens
+    if seqused_k.shape != seq_lens.shape or bool((seqused_k > seq_lens).any()):
+        raise ValueError(
+            f"seqused_k is {seqused_k.tolist()}, expected at most {seq_lens.tolist()}, as cu_seq_k"
+        )
+    return seqused_k

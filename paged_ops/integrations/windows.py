@@ -1,0 +1,182 @@
+"""Attention in FlashAttention's two-sided windows, by the op's causal and sliding-window rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paged_ops.block_manager import checked_int
+from paged_ops.functional import attention_with_lse
+
+
+@dataclass(frozen=True)
+class Window:
+    """How far a query sees: a query at position p sees keys p - left to p + right, both included.
+
+    The last query of a sequence has the position of its last key.
+
+    Attributes
+    ----------
+    left, right : int or None
+        0 or more; None is without limit.
+    """
+
+    left: int | None
+    right: int | None
+
+    @classmethod
+    def of(cls, window_size: Sequence[int], causal: bool) -> Window:
+        """Read FlashAttention's ``window_size``, where -1 is without limit, and its ``causal``.
+
+        Raises
+        ------
+        ValueError, TypeError
+            `window_size` is no pair of integers of -1 or more.
+        """
+        if len(window_size) != 2:
+            raise ValueError(f"window_size is {window_size}, expected a pair (left, right)")
+        limits = [checked_int(f"window_size[{i}]", window_size[i], -1) for i in range(2)]
+        left, right = (None if limit < 0 else limit for limit in limits)
+        return cls(left, 0 if causal else right)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether there is a limit at all."""
+        return self.left is not None or self.right is not None
+
+    def settled(self, query_start_loc: Tensor, scores: Scores) -> Window:
+        """Return the window that does the same for these queries, causal if there is one each.
+
+        Raises
+        ------
+        ValueError
+            There are slopes, and a query could see keys after its own.
+        """
+        if query_start_loc.numel() > 1 and int(query_start_loc.diff().max()) <= 1:
+            return Window(self.left, 0)  # the only query is the last: nothing comes after it
+        if scores.alibi_slopes is not None and self.right != 0:
+            raise ValueError(
+                "alibi_slopes is a tensor, expected None: without causal a query of several sees "
+                "keys after its own, for which no such bias is served"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How scores are made: as the options of `paged_ops.attention` with these names."""
+
+    scale: float | None
+    softcap: float = 0.0
+    alibi_slopes: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Where the keys and values of each sequence are: as for `paged_ops.attention`."""
+
+    key_cache: Tensor
+    value_cache: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+
+
+def attention_in_window(
+    query: Tensor, query_start_loc: Tensor, keys: Keys, window: Window, scores: Scores
+) -> tuple[Tensor, Tensor]:
+    """Attend as `paged_ops.attention_with_lse`, in a window with two sides.
+
+    Parameters
+    ----------
+    query : Tensor
+        ``[num_tokens, num_heads, head_dim]``.
+    query_start_loc : Tensor
+        ``[batch + 1]`` int32.
+    keys : Keys
+        The caches, the tables and the lengths.
+    window : Window
+        What a query sees.
+    scores : Scores
+        Scale, soft cap and ALiBi slopes.
+
+    Returns
+    -------
+    output : Tensor
+        ``[num_tokens, num_heads, head_dim of value_cache]``.
+    lse : Tensor
+        ``[num_tokens, num_heads]`` float32.
+
+    Raises
+    ------
+    ValueError
+        There are slopes, and a query could see keys after its own.
+
+    Examples
+    --------
+    >>> pool = torch.randn(1, 2, 8, 1, 4)
+    >>> keys = Keys(pool[:, 0], pool[:, 1], torch.tensor([[0]], dtype=torch.int32),
+    ...             torch.tensor([8], dtype=torch.int32))
+    >>> starts = torch.tensor([0, 3], dtype=torch.int32)
+    >>> output, lse = attention_in_window(
+    ...     torch.zeros(3, 1, 4), starts, keys, Window(left=2, right=1), Scores(scale=None)
+    ... )
+    >>> [round(count) for count in lse.exp()[:, 0].tolist()]  # keys that each of them sees
+    [4, 4, 3]
+    """
+    window = window.settled(query_start_loc, scores)
+    if window.right:
+        return _two_sided(query, query_start_loc, keys, window, window.right, scores)
+    return _one_sided(query, query_start_loc, keys, window.left, window.right == 0, scores)
+
+
+def _one_sided(
+    query: Tensor, starts: Tensor, keys: Keys, left: int | None, causal: bool, scores: Scores
+) -> tuple[Tensor, Tensor]:
+    """Attend causally, or to everything that comes after."""
+    return attention_with_lse(
+        query,
+        keys.key_cache,
+        keys.value_cache,
+        keys.block_tables,
+        keys.seq_lens,
+        starts,
+        scale=scores.scale,
+        causal=causal,
+        sliding_window=None if left is None else left + 1,
+        softcap=scores.softcap,
+        alibi_slopes=scores.alibi_slopes,
+    )
+
+
+def _two_sided(
+    query: Tensor, starts: Tensor, keys: Keys, window: Window, right: int, scores: Scores
+) -> tuple[Tensor, Tensor]:
+    """Attend in two calls.
+
+    The last `right` queries of a sequence see up to its end. Of the others alone, taken as if they
+    were the last ones, each stands `right` positions further on, where causal is what is wanted.
+    """
+    counts = starts.diff()
+    owners = torch.repeat_interleave(counts)
+    behind = starts[1:][owners] - torch.arange(len(query), device=query.device)  # 1 for the last
+    early, late = (behind > right).nonzero()[:, 0], (behind <= right).nonzero()[:, 0]
+    left = None if window.left is None else window.left + right
+    parts = [
+        (early, _starts((counts - right).clamp(min=0)), left, True),
+        (late, _starts(counts.clamp(max=right)), window.left, False),
+    ]
+    output = query.new_empty(*query.shape[:2], keys.value_cache.shape[-1])
+    lse = query.new_empty(query.shape[:2], dtype=torch.float32)
+    for rows, part_starts, part_left, causal in parts:
+        output[rows], lse[rows] = _one_sided(
+            query[rows], part_starts, keys, part_left, causal, scores
+        )
+    return output, lse
+
+
+def _starts(counts: Tensor) -> Tensor:
+    """Return where each sequence begins, from how many queries it has."""
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)

@@ -1,0 +1,321 @@
+"""The shims against FlashAttention's documentation, computed in float64 from dense scores."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paged_ops.integrations.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
+
+HEAD_DIM = 16
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The options of one call, as FlashAttention names them."""
+
+    causal: bool
+    window_size: tuple[int, int]
+    softcap: float
+    softmax_scale: float | None
+
+    @property
+    def local(self) -> bool:
+        return self.causal or self.window_size != (-1, -1)
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, rules: Rules, slopes: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attend for one sequence: ``[seqlen, heads, head_dim]`` and lse ``[heads, seqlen]``."""
+    q, k, v = q.double(), k.double(), v.double()
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scale = q.shape[-1] ** -0.5 if rules.softmax_scale is None else rules.softmax_scale
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    if rules.softcap:
+        scores = rules.softcap * torch.tanh(scores / rules.softcap)
+    i = torch.arange(len(q))[:, None] + len(k) - len(q)
+    j = torch.arange(len(k))[None]
+    if slopes is not None:
+        scores = scores - slopes.double()[:, None, None] * (i - j).abs()
+    left, right = rules.window_size
+    seen = torch.ones(len(q), len(k), dtype=torch.bool)
+    if left >= 0:
+        seen &= j >= i - left
+    if rules.causal:
+        right = 0
+    if right >= 0:
+        seen &= j <= i + right
+    scores = scores.masked_fill(~seen, -math.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse[..., None]).exp().nan_to_num(0.0)
+    return torch.einsum("hqk,khd->qhd", weights, v), lse
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, first: int, step: int, interleaved: bool) -> Tensor:
+    """Turn ``x [seqlen, heads, head_dim]``, element by element, as the documentation says."""
+    x, half = x.double().clone(), cos.shape[1]
+    result = x.clone()
+    for t in range(len(x)):
+        for i in range(half):
+            a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+            c, s = cos[first + step * t, i].double(), sin[first + step * t, i].double()
+            result[t, :, a] = x[t, :, a] * c - x[t, :, b] * s
+            result[t, :, b] = x[t, :, b] * c + x[t, :, a] * s
+    return result
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Rules:
+    side = st.sampled_from([-1, -1, 0, 1, 2, 5, 40])
+    return Rules(
+        causal=draw(st.booleans()),
+        window_size=draw(st.sampled_from([(-1, -1), (draw(side), draw(side))])),
+        softcap=draw(st.sampled_from([0.0, 0.0, 2.5])),
+        softmax_scale=draw(st.sampled_from([None, 0.3])),
+    )
+
+
+def random_slopes(draw: st.DrawFn, batch: int, heads: int) -> Tensor | None:
+    shape = draw(st.sampled_from([None, (heads,), (batch, heads)]))
+    return None if shape is None else torch.rand(shape) * 0.3
+
+
+@given(st.data())
+def test_kvcache_equals_the_documentation(data: st.DataObject) -> None:
+    draw = data.draw
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    batch, heads, kv_heads = draw(st.integers(1, 3)), 4, draw(st.sampled_from([1, 2, 4]))
+    seqlen, capacity = draw(st.integers(1, 5)), 24
+    new = draw(st.sampled_from([0, seqlen, draw(st.integers(1, 5))]))
+    before = torch.tensor([draw(st.integers(0, capacity - 8)) for _ in range(batch)])
+    paged, given_rules = draw(st.booleans()), draw(rules())
+    slopes = random_slopes(draw, batch, heads)
+    if slopes is not None and seqlen > 1:
+        given_rules = Rules(
+            True, given_rules.window_size, given_rules.softcap, given_rules.softmax_scale
+        )
+    options: dict[str, Any] = vars(given_rules) | {"alibi_slopes": slopes}
+    q = torch.randn(batch, seqlen, heads, HEAD_DIM)
+    k, v = torch.randn(2, batch, new, kv_heads, HEAD_DIM) if new else (None, None)
+    leftpad = torch.zeros(batch, dtype=torch.int32)
+    if paged:
+        size = draw(st.sampled_from([1, 4, 24]))
+        width = capacity // size
+        caches = torch.randn(2, 2 * batch * width, size, kv_heads, HEAD_DIM)
+        table = torch.randperm(2 * batch * width)[: batch * width].view(batch, width).int()
+        options["block_table"] = table
+        rows = caches[:, table.long()].flatten(2, 3)
+    else:
+        caches = torch.randn(2, 4, capacity, kv_heads, HEAD_DIM)
+        index = torch.randperm(4)[:batch].int()
+        if draw(st.booleans()):
+            options["cache_batch_idx"] = index
+        else:
+            caches, index = caches[:, :batch], torch.arange(batch)
+        rows = caches[:, index.long()]
+        if draw(st.booleans()):
+            leftpad = torch.tensor([draw(st.integers(0, int(n))) for n in before]).int()
+            options["cache_leftpad"] = leftpad
+    rows = rows.clone()
+    interleaved = draw(st.booleans())
+    rotary = draw(st.sampled_from([0, 8, HEAD_DIM])) if new else 0
+    if rotary:
+        angles = torch.rand(capacity + 8, rotary // 2) * 6
+        options |= {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
+        options["rotary_interleaved"] = interleaved
+    out, lse = flash_attn_with_kvcache(
+        q, *caches, k, v, cache_seqlens=before.int(), return_softmax_lse=True, **options
+    )
+    assert out.shape == q.shape
+    assert lse.shape == (batch, heads, seqlen)
+    for b in range(batch):
+        length, start = int(before[b]), int(leftpad[b])
+        q_b = q[b]
+        if rotary:
+            turn = (options["rotary_cos"], options["rotary_sin"])
+            q_b = rotate(q_b, *turn, length, int(given_rules.local), interleaved)
+        if new:
+            k_b = rotate(k[b], *turn, length, 1, interleaved) if rotary else k[b]
+            rows[0, b, length : length + new] = k_b
+            rows[1, b, length : length + new] = v[b]
+        keys, values = rows[:, b, start : length + new]
+        own = slopes[b] if slopes is not None and slopes.dim() == 2 else slopes
+        expected, expected_lse = reference(q_b, keys, values, given_rules, own)
+        torch.testing.assert_close(out[b].double(), expected, **TOLERANCE)
+        torch.testing.assert_close(lse[b].double(), expected_lse, **TOLERANCE)
+    stored = caches[:, options["block_table"].long()].flatten(2, 3) if paged else None
+    stored = caches[:, index.long()] if stored is None else stored
+    torch.testing.assert_close(stored, rows, rtol=1e-6, atol=1e-6)
+
+
+@given(st.data())
+def test_varlen_equals_the_documentation(data: st.DataObject) -> None:
+    draw = data.draw
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    batch, heads, kv_heads = draw(st.integers(1, 3)), 4, draw(st.sampled_from([1, 2, 4]))
+    query_lens = [draw(st.integers(0, 6)) for _ in range(batch)]
+    key_lens = [draw(st.integers(0, 20)) for _ in range(batch)]
+    given_rules, slopes = draw(rules()), random_slopes(draw, batch, heads)
+    if slopes is not None:
+        given_rules = Rules(
+            True, given_rules.window_size, given_rules.softcap, given_rules.softmax_scale
+        )
+    options: dict[str, Any] = vars(given_rules) | {"alibi_slopes": slopes}
+    q = torch.randn(sum(query_lens), heads, HEAD_DIM)
+    if draw(st.booleans()):
+        size, width = 4, 5
+        keys = torch.randn(2, batch * width, size, kv_heads, HEAD_DIM)
+        table = torch.randperm(batch * width).view(batch, width).int()
+        options["block_table"] = table
+        sequences = list(keys[:, table.long()].flatten(2, 3).unbind(1))
+    else:
+        keys = torch.randn(2, sum(key_lens), kv_heads, HEAD_DIM)
+        sequences = list(keys.split(key_lens, 1))
+    starts = [torch.tensor([0, *lens]).cumsum(0).int() for lens in (query_lens, key_lens)]
+    out, lse, probabilities = flash_attn_varlen_func(
+        q, *keys, *starts, 6, 20, return_attn_probs=True, deterministic=True, **options
+    )
+    assert probabilities is None
+    assert lse.shape == (heads, len(q))
+    for b, q_b in enumerate(q.split(query_lens)):
+        own = slopes[b] if slopes is not None and slopes.dim() == 2 else slopes
+        key, value = sequences[b][:, : key_lens[b]]
+        expected, expected_lse = reference(q_b, key, value, given_rules, own)
+        rows = slice(int(starts[0][b]), int(starts[0][b + 1]))
+        torch.testing.assert_close(out[rows].double(), expected, **TOLERANCE)
+        torch.testing.assert_close(lse[:, rows].double(), expected_lse, **TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_as_close_as_its_rounding(dtype: torch.dtype) -> None:
+    q, k, v = torch.randn(3, 2, 5, 4, 32).to(dtype)
+    caches = torch.randn(2, 6, 8, 4, 32).to(dtype)
+    table = torch.tensor([[4, 1, 3], [5, 0, 2]]).int()
+    before = torch.tensor([17, 6]).int()
+    out = flash_attn_with_kvcache(
+        q, *caches, k, v, cache_seqlens=before, block_table=table, causal=True
+    )
+    rows = caches[:, table.long()].flatten(2, 3)
+    for b in range(2):
+        keys, values = rows[:, b, : int(before[b]) + 5]
+        expected, _ = reference(q[b], keys, values, Rules(True, (-1, -1), 0.0, None), None)
+        epsilon = torch.finfo(dtype).eps
+        torch.testing.assert_close(out[b].double(), expected, rtol=epsilon, atol=epsilon)
+
+
+def test_lengths_may_be_a_number_or_missing() -> None:
+    q, caches = torch.randn(2, 1, 4, HEAD_DIM), torch.randn(2, 2, 8, 2, HEAD_DIM)
+    lens = torch.tensor([8, 8]).int()
+    expected = flash_attn_with_kvcache(q, *caches, cache_seqlens=lens)
+    assert torch.equal(flash_attn_with_kvcache(q, *caches, cache_seqlens=8), expected)
+    assert torch.equal(flash_attn_with_kvcache(q, *caches), expected)
+
+
+@pytest.mark.parametrize("num_splits", [0, 1, 7])
+def test_the_number_of_splits_changes_no_bit(num_splits: int) -> None:
+    q, caches = torch.randn(1, 1, 4, HEAD_DIM), torch.randn(2, 1, 2000, 2, HEAD_DIM)
+    expected = flash_attn_with_kvcache(q, *caches)
+    assert torch.equal(flash_attn_with_kvcache(q, *caches, num_splits=num_splits), expected)
+
+
+INT = torch.int32
+KVCACHE_REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"v": None}, "k is a tensor and v is None, expected both or none"),
+    ({"window_size": (-2, 0)}, r"window_size\[0\] is -2"),
+    ({"window_size": (3,)}, r"window_size is \(3,\)"),
+    ({"num_splits": -1}, "num_splits is -1"),
+    ({"softcap": -1.0}, "softcap is -1.0"),
+    ({"softmax_scale": math.inf}, "scale is inf"),
+    ({"cache_seqlens": None}, "cache_seqlens is None"),
+    ({"cache_seqlens": torch.tensor([15, 3], dtype=INT)}, "sequence 0 has 17 tokens"),
+    ({"cache_seqlens": torch.tensor([3, 3])}, "seq_lens is torch.int64"),
+    ({"cache_batch_idx": torch.tensor([0, 1], dtype=INT)}, "cache_batch_idx is a tensor"),
+    ({"cache_leftpad": torch.tensor([0, 1], dtype=INT)}, "cache_leftpad is a tensor"),
+    ({"block_table": torch.tensor([[0, 1], [2, 4]], dtype=INT)}, r"block_table\[1, 1\] is 4"),
+    ({"alibi_slopes": torch.rand(4)}, "alibi_slopes is a tensor, expected None: without causal"),
+    ({"alibi_slopes": torch.rand(3, 4), "causal": True}, r"alibi_slopes.shape\[0\] is 3"),
+    ({"alibi_slopes": torch.rand(3), "causal": True}, r"alibi_slopes.shape\[0\] is 3"),
+    ({"rotary_cos": torch.rand(16, 4)}, "rotary_cos and rotary_sin: expected both"),
+    (
+        {"rotary_cos": torch.rand(16, 9), "rotary_sin": torch.rand(16, 9)},
+        "rotary_cos has shape",
+    ),
+    (
+        {"rotary_cos": torch.rand(9, 4), "rotary_sin": torch.rand(9, 4)},
+        r"rotary_cos.shape\[0\] is 9, expected 10",
+    ),
+    (
+        {"rotary_cos": torch.rand(16, 4), "rotary_sin": torch.rand(16, 4), "k": None, "v": None},
+        "rotary_cos is a tensor, expected None",
+    ),
+    ({"q": torch.rand(2, 4, HEAD_DIM)}, "q has 3 dimensions"),
+    ({"k": torch.rand(2, 2, 2, 8)}, "key"),
+    ({"k": torch.rand(2, 2, 2, HEAD_DIM).half()}, "is torch.float"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), KVCACHE_REFUSALS)
+def test_kvcache_refuses_by_name_and_writes_nothing(change: dict[str, Any], message: str) -> None:
+    caches = torch.randn(2, 4, 8, 2, HEAD_DIM)
+    before = caches.clone()
+    arguments = {
+        "q": torch.randn(2, 2, 4, HEAD_DIM),
+        "k_cache": caches[0],
+        "v_cache": caches[1],
+        "k": torch.randn(2, 2, 2, HEAD_DIM),
+        "v": torch.randn(2, 2, 2, HEAD_DIM),
+        "cache_seqlens": torch.tensor([8, 3], dtype=INT),
+        "block_table": torch.tensor([[0, 1], [2, 3]], dtype=INT),
+    }
+    if change.get("block_table") is not None:
+        arguments["cache_seqlens"] = torch.tensor([3, 8], dtype=INT)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        flash_attn_with_kvcache(**(arguments | change))
+    assert torch.equal(caches, before)
+
+
+@pytest.mark.parametrize(
+    ("leftpad", "message"),
+    [([-1, 0], r"cache_leftpad\[0\] is -1"), ([0, 4], r"cache_leftpad\[1\] is 4, expected 0 to 3")],
+)
+def test_a_sequence_begins_within_itself(leftpad: list[int], message: str) -> None:
+    q, caches = torch.randn(2, 1, 4, HEAD_DIM), torch.randn(2, 2, 8, 2, HEAD_DIM)
+    with pytest.raises(ValueError, match=message):
+        flash_attn_with_kvcache(
+            q, *caches, cache_seqlens=3, cache_leftpad=torch.tensor(leftpad, dtype=INT)
+        )
+
+
+VARLEN_REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"dropout_p": 0.1}, "dropout_p is 0.1, expected 0"),
+    ({"max_seqlen_q": 1}, "max_seqlen_q is 1, expected 2 or more"),
+    ({"max_seqlen_k": 3}, "max_seqlen_k is 3, expected 5 or more"),
+    ({"window_size": (0, -3)}, r"window_size\[1\] is -3"),
+    ({"alibi_slopes": torch.rand(4)}, "alibi_slopes is a tensor"),
+    ({"block_table": torch.tensor([[9], [0]], dtype=INT)}, "key_cache"),
+    ({"cu_seqlens_q": torch.tensor([0, 2, 3])}, "query_start_loc is torch.int64"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), VARLEN_REFUSALS)
+def test_varlen_refuses_by_name(change: dict[str, Any], message: str) -> None:
+    arguments = {
+        "q": torch.randn(3, 4, HEAD_DIM),
+        "k": torch.randn(9, 2, HEAD_DIM),
+        "v": torch.randn(9, 2, HEAD_DIM),
+        "cu_seqlens_q": torch.tensor([0, 2, 3], dtype=INT),
+        "cu_seqlens_k": torch.tensor([0, 5, 9], dtype=INT),
+        "max_seqlen_q": 2,
+        "max_seqlen_k": 5,
+    }
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        flash_attn_varlen_func(**(arguments | change))
