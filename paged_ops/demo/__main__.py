@@ -290,6 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError as error:
             parser.error(f"--image is {flags.image}, but it can't be written: {error.strerror}")
         print(f"image: {flags.image}, {size[0]} x {size[1]} pixels")
+    assert isinstance(engine.model, LanguageModel)
     return check(engine.model, engine.requests, engine.sampler)
 
 

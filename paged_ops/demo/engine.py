@@ -1,9 +1,10 @@
 """Continuous batching over the paged cache.
 
-Every step is one forward pass over whatever there is to compute: the whole prompts of requests that
-join, one token each of those that run. A request that finishes leaves at once, its blocks go back
-to the pool and the next one joins in the following step. When the pool runs out of blocks, the
-youngest request gives up its own and starts over later from its prompt and what it had generated.
+Every step is one forward pass over whatever there is to compute: the prompts of requests that join,
+as far as their beginnings are not in the cache already, and one token each of those that run. A
+request that finishes leaves at once, its blocks go back to the pool and the next one joins in the
+following step. When the pool runs out of blocks, the youngest request gives up its own and starts
+over later from its prompt and what it had generated.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +23,9 @@ from torch import Tensor
 import paged_ops
 from paged_ops import Batch, BlockManager, OutOfBlocks, PagedKVCache, build_batch
 from paged_ops.demo.model import AttentionFunction, ContiguousAttention, LanguageModel
+
+if TYPE_CHECKING:
+    from paged_ops.integrations.transformers import PackedModel
 
 StopRule = Callable[[Sequence[int]], bool]
 """Told the tokens generated so far, the newest included, says whether the request is finished."""
@@ -62,6 +67,8 @@ class Request:
         computed anew.
     preemptions : int
         How often the request lost its blocks.
+    num_cached : int
+        How many of its tokens were in the cache when it joined, for the last time.
     """
 
     index: int
@@ -71,6 +78,7 @@ class Request:
     generated: list[int] = field(default_factory=list)
     state: State = State.WAITING
     preemptions: int = 0
+    num_cached: int = 0
 
     @property
     def tokens(self) -> list[int]:
@@ -108,8 +116,13 @@ class PagedLayers:
     def __init__(self, cache: PagedKVCache, batch: Batch) -> None:
         self._cache, self._batch = cache, batch
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Write the new keys and values into their slots, then attend through the block tables."""
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, **options: Any
+    ) -> Tensor:
+        """Write the new keys and values into their slots, then attend through the block tables.
+
+        Options are those of `paged_ops.attention`.
+        """
         key_cache, value_cache = self._cache.layer(layer)
         batch = self._batch
         paged_ops.write_kv(key, value, key_cache, value_cache, batch.slot_mapping)
@@ -120,6 +133,7 @@ class PagedLayers:
             batch.block_tables,
             batch.seq_lens,
             batch.query_start_loc,
+            **options,
         )
 
 
@@ -186,8 +200,9 @@ class Engine:
 
     Parameters
     ----------
-    model : LanguageModel
-        The model; its dtype is the cache's.
+    model : LanguageModel or PackedModel
+        The demo's own model, or one of transformers behind
+        `paged_ops.integrations.transformers.PackedModel`; its dtype is the cache's.
     num_blocks, block_size : int
         The pool: blocks per layer, and tokens per block.
     max_batch : int
@@ -214,7 +229,7 @@ class Engine:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: LanguageModel | PackedModel,
         *,
         num_blocks: int,
         block_size: int,
@@ -229,7 +244,7 @@ class Engine:
             block_size,
             config.num_kv_heads,
             config.head_dim,
-            model.embedding.weight.dtype,
+            next(model.parameters()).dtype,
         )
         self.manager = BlockManager(num_blocks, block_size)
         self.max_batch = max_batch
@@ -286,11 +301,13 @@ class Engine:
         # Blocks that a preemption has just freed belong to the requests it was made for.
         joined = [] if preempted else self._admit()
         new_tokens = [
-            request.tokens if request in joined else request.tokens[-1:]
+            request.tokens[request.num_cached :] if request in joined else request.tokens[-1:]
             for request in self._running
         ]
         logits = self._forward(new_tokens)
         snapshot = self.snapshot()
+        for request in self._running:
+            self.manager.commit(request.index)
         finished = []
         for request, row in zip(list(self._running), logits, strict=True):
             scores = self.sampler.scores(row, request.index, len(request.tokens))
@@ -328,7 +345,7 @@ class Engine:
         for request in list(self._running):
             while request.state is State.RUNNING:
                 try:
-                    copies = self.manager.append(request.index, 1)
+                    copies = self.manager.append(request.index, request.tokens[-1:])
                 except OutOfBlocks:
                     youngest = self._running[-1]
                     self._leave(youngest, State.PREEMPTED)
@@ -346,7 +363,7 @@ class Engine:
         while self._waiting and len(self._running) < self.max_batch:
             request = self._waiting[0]
             try:
-                self.manager.allocate(request.index, len(request.tokens))
+                request.num_cached = self.manager.allocate(request.index, request.tokens)
             except OutOfBlocks:
                 break
             self._waiting.popleft()
