@@ -1,0 +1,69 @@
+"""What is served: a Llama-shaped model of random weights, and a queue of requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paged_ops.bench.memory.lengths import DISTRIBUTIONS, Distribution
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The model: Llama with grouped-query attention; its head_dim is 64."""
+
+    num_layers: int = 8
+    num_heads: int = 8
+    num_kv_heads: int = 2
+    vocab_size: int = 4096
+
+    def build(self, max_length: int) -> LlamaForCausalLM:
+        """Make the model in float32, the same one every time."""
+        hidden = 64 * self.num_heads
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=hidden,
+            intermediate_size=hidden * 11 // 4,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            head_dim=64,
+            max_position_embeddings=max_length,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        model = LlamaForCausalLM(config)
+        model.eval()
+        return model
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of a token's keys and values over all layers."""
+        return self.num_layers * 2 * self.num_kv_heads * 64 * 4
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request: its prompt's ids, and how many tokens its answer has."""
+
+    prompt: list[int]
+    num_new: int
+
+    @property
+    def length(self) -> int:
+        """Tokens that it has in the cache at its end; the last one is never fed back."""
+        return len(self.prompt) + self.num_new - 1
+
+
+def make_jobs(count: int, max_length: int, vocab_size: int) -> list[Job]:
+    """Draw requests with ShareGPT's mean lengths; each is at most `max_length` tokens long."""
+    means = DISTRIBUTIONS["sharegpt-means"]
+    lengths = Distribution(means.mean_prompt, means.mean_output, max_length).draw(count)
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Job(torch.randint(vocab_size, (prompt,), generator=generator).tolist(), output)
+        for prompt, output, _ in lengths
+    ]
