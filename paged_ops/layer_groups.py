@@ -8,7 +8,7 @@ far as every kind still has what its layers need.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -116,12 +116,24 @@ class LayerGroups:
 
     def append(self, request: Hashable, tokens: Tokens) -> dict[str, list[tuple[int, int]]]:
         """As `BlockManager.append`; returns the block copies to make in each group's pool."""
-        count, ids = self._first._read_tokens(tokens)
+        return self._append_all([(request, tokens)])
+
+    def _append_all(
+        self, growth: Sequence[tuple[Hashable, Tokens]]
+    ) -> dict[str, list[tuple[int, int]]]:
+        """Append to several requests, each named once, in every group, or to none of them."""
+        read = [(request, *self._first._read_tokens(tokens)) for request, tokens in growth]
         with self._locked() as managers:
-            grown = [(manager, manager._find(request)) for manager in managers]
-            for manager, held in grown:
-                manager._refuse_beyond_free(manager._blocks_to_grow([(held, count, ids)]))
-            copies = [manager._grow(held, count, ids) for manager, held in grown]
+            grown = [
+                [(manager._find(request), count, ids) for request, count, ids in read]
+                for manager in managers
+            ]
+            for manager, rows in zip(managers, grown, strict=True):
+                manager._refuse_beyond_free(manager._blocks_to_grow(rows))
+            copies = [
+                [copy for row in rows for copy in manager._grow(*row)]
+                for manager, rows in zip(managers, grown, strict=True)
+            ]
         return dict(zip(self._managers, copies, strict=True))
 
     def commit(self, request: Hashable, num_tokens: int | None = None) -> None:

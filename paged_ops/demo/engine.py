@@ -22,6 +22,7 @@ from torch import Tensor
 
 import paged_ops
 from paged_ops import Batch, BlockManager, OutOfBlocks, PagedKVCache, build_batch
+from paged_ops.decode_batches import DecodeBatches
 from paged_ops.demo.model import AttentionFunction, ContiguousAttention, LanguageModel
 
 if TYPE_CHECKING:
@@ -247,6 +248,7 @@ class Engine:
             next(model.parameters()).dtype,
         )
         self.manager = BlockManager(num_blocks, block_size)
+        self._decode_batches = DecodeBatches(self.manager)
         self.max_batch = max_batch
         self.sampler = Sampler() if sampler is None else sampler
         self.requests: list[Request] = []
@@ -377,11 +379,18 @@ class Engine:
         self.manager.free(request.index)
         request.state = state
 
+    def _build_batch(self, lengths: list[int]) -> Batch:
+        """Build a step's index tensors: so many new tokens of each running request."""
+        running = [request.index for request in self._running]
+        if max(lengths) == 1:
+            return self._decode_batches.build(running)
+        return build_batch(self.manager, running, lengths)
+
     @torch.inference_mode()
     def _forward(self, new_tokens: list[list[int]]) -> Tensor:
         """Compute the new tokens of all running requests; return each one's last row of logits."""
         lengths = [len(tokens) for tokens in new_tokens]
-        batch = build_batch(self.manager, [request.index for request in self._running], lengths)
+        batch = self._build_batch(lengths)
         positions = [
             position
             for length, total in zip(lengths, batch.seq_lens.tolist(), strict=True)

@@ -25,15 +25,14 @@ def add_parser(benchmarks: Any) -> None:
         parser.add_argument(flag, type=int, default=default, help=f"{what} (default: {default})")
 
     add("--requests", 64, "requests of the queue")
-    add("--max-length", 1024, "tokens of a request, at most")
-    add("--rows", 8, "rows of full length that the memory holds")
+    add("--max-length", 512, "tokens of a request, at most")
+    add("--rows", 4, "rows of full length that the memory holds")
     add("--block-size", 16, "tokens per block")
-    add("--layers", 8, "layers of the model")
+    add("--layers", 4, "layers of the model")
     add("--heads", 8, "query heads of the model; a fourth as many KV heads, head_dim 64")
     add("--batch", 8, "rows of the comparison at equal batch")
-    add("--context", 512, "tokens of each row there")
+    add("--context", 768, "tokens of each row there")
     add("--steps", 64, "decode steps there")
-    add("--repeats", 3, "runs there, interleaved; the median counts")
     add("--threads", torch.get_num_threads(), "threads of torch")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="write JSON and PNG files")
     parser.set_defaults(run=run)
@@ -48,7 +47,8 @@ def run(options: argparse.Namespace) -> None:
 
     torch.set_num_threads(options.threads)
     shape = Shape(options.layers, options.heads, max(1, options.heads // 4))
-    model = shape.build(options.max_length + 1)
+    positions = max(options.max_length, options.context + options.steps)
+    model = shape.build(positions)
     jobs = make_jobs(options.requests, options.max_length, shape.vocab_size)
     num_slots = options.rows * options.max_length
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -66,7 +66,9 @@ def run(options: argparse.Namespace) -> None:
         rows.append(report.as_row(name, serve()))
     print(report.as_text(rows), flush=True)
     prompts = [[i % shape.vocab_size] * options.context for i in range(options.batch)]
-    speeds = equal_batch.speeds(model, prompts, options.steps, options.block_size, options.repeats)
+    speeds = equal_batch.speeds(
+        lambda: shape.build(positions), prompts, options.steps, options.block_size
+    )
     equal = [{"cache": name, "tokens/s": round(speed, 1)} for name, speed in speeds.items()]
     print(f"\ndecode steps, {options.batch} rows of {options.context} tokens and more")
     print(report.as_text(equal), flush=True)

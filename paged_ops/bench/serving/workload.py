@@ -14,7 +14,7 @@ from paged_ops.bench.memory.lengths import DISTRIBUTIONS, Distribution
 class Shape:
     """The model: Llama with grouped-query attention; its head_dim is 64."""
 
-    num_layers: int = 8
+    num_layers: int = 4
     num_heads: int = 8
     num_kv_heads: int = 2
     vocab_size: int = 4096
@@ -59,9 +59,15 @@ class Job:
 
 
 def make_jobs(count: int, max_length: int, vocab_size: int) -> list[Job]:
-    """Draw requests with ShareGPT's mean lengths; each is at most `max_length` tokens long."""
+    """Draw requests of at most `max_length` tokens, of which ShareGPT's means are the same share.
+
+    That is, as large a share as they are of the 2048 tokens of the models that they were measured
+    with.
+    """
     means = DISTRIBUTIONS["sharegpt-means"]
-    lengths = Distribution(means.mean_prompt, means.mean_output, max_length).draw(count)
+    share = max_length / means.max_length
+    scaled = Distribution(means.mean_prompt * share, means.mean_output * share, max_length)
+    lengths = scaled.draw(count)
     generator = torch.Generator().manual_seed(0)
     return [
         Job(torch.randint(vocab_size, (prompt,), generator=generator).tolist(), output)

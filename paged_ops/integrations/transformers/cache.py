@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
 from paged_ops.batch import Batch, build_batch
-from paged_ops.block_manager import OutOfBlocks, checked_int
+from paged_ops.block_manager import checked_int
 from paged_ops.decode_batches import DecodeBatches
 from paged_ops.functional import attention, write_kv
 from paged_ops.integrations.transformers.attention import KEYWORD, NAME
@@ -373,26 +373,14 @@ class _Rows:
 
     def _commit(self) -> None:
         """Give back the blocks that no token after the present ones sees."""
+        if set(self.pools) == {None}:
+            return
         for request in self.requests:
             self.groups.commit(request)
 
     def _grow(self, counts: list[int]) -> None:
-        """Make room for so many new tokens in each row, or change no length."""
-        copies: dict[str, list[tuple[int, int]]] = {name: [] for name in self.groups}
-        grown: list[tuple[int, int]] = []
-        try:
-            for request, count in zip(self.requests, counts, strict=True):
-                for name, made in self.groups.append(request, count).items():
-                    copies[name] += made
-                grown.append((request, count))
-        except OutOfBlocks:
-            self._copy(copies)  # the blocks are the rows' own from now on
-            for request, count in grown:
-                self.groups.truncate(request, self.groups.num_tokens(request) - count)
-            raise
-        self._copy(copies)
-
-    def _copy(self, copies: dict[str, list[tuple[int, int]]]) -> None:
+        """Make room for so many new tokens in each row, or change nothing."""
+        copies = self.groups._append_all(list(zip(self.requests, counts, strict=True)))
         for window, pool in self.pools.items():
             pool.copy_blocks(copies[_name(window)])
 
