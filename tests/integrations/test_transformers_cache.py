@@ -50,11 +50,12 @@ def test_a_full_pool_refuses_the_step_and_keeps_the_rest(model: PreTrainedModel)
     assert cache.groups["full"].num_used == 0
     cache.groups.check()
     assert cache.get_seq_length() == 0
+    feed(model, cache, prompts[:3])
     cache = PagedCache(model, num_blocks=12, block_size=8)
     feed(model, cache, prompts)
     for _ in range(4):  # the last blocks are full then
         feed(model, cache, prompts[:, :1])
-    with pytest.raises(OutOfBlocks, match="1 blocks asked for, 0 free"):
+    with pytest.raises(OutOfBlocks, match="4 blocks asked for, 0 free"):
         feed(model, cache, prompts[:, :1])
     assert cache.get_seq_length() == 24
     cache.crop(-1)

@@ -327,7 +327,8 @@ class _Rows:
     def _begin(self, batch: int, num_new: int, mask: Tensor | None) -> None:
         """Take the new columns in: make room for their tokens, and plan the step."""
         columns = self._columns(batch, num_new, mask)
-        if not self.requests:
+        if not self.num_columns:  # nothing was computed yet, so it may be another batch
+            self.reset()
             self._admit(batch)
         if not self.holds_past:
             self._commit()
@@ -341,12 +342,12 @@ class _Rows:
 
     def _columns(self, batch: int, num_new: int, mask: Tensor | None) -> Columns:
         """Join the new columns to those seen, or refuse the mask."""
-        if self.requests and batch != len(self.requests):
+        if self.num_columns and batch != len(self.requests):
             raise ValueError(
                 f"the batch has {batch} rows, but the cache holds {len(self.requests)}; reset() "
                 f"it before another batch"
             )
-        history = self._mask if self.requests else torch.ones(batch, 0, dtype=torch.bool)
+        history = self._mask if self.num_columns else torch.ones(batch, 0, dtype=torch.bool)
         seen = history.shape[1]
         if mask is None:
             return Columns(torch.nn.functional.pad(history, (0, num_new), value=True), num_new)
