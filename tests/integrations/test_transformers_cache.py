@@ -222,6 +222,29 @@ def test_cropping_needs_a_number_within_the_length(model: PreTrainedModel) -> No
     assert cache.get_seq_length() == 2
 
 
+def test_cropping_behind_a_window_needs_the_past_and_is_refused_as_a_whole() -> None:
+    """Row 1 is short and could be cropped; row 0 has given up the blocks that its end would see."""
+    register()
+    model = make_model("mistral", sliding_window=4)
+    model.set_attn_implementation("paged_ops")
+    tokens, mask = torch.arange(2, 34).view(2, 16), torch.ones(2, 16, dtype=torch.long)
+    mask[1, :14] = 0
+    cache = PagedCache(model, 20, 2)
+    feed(model, cache, tokens, mask)
+    feed(model, cache, tokens[:, :1])
+    with pytest.raises(ValueError, match="num_tokens is 14, expected 15 to 17"):
+        cache.crop(-3)
+    cache.groups.check()
+    assert [cache.groups.num_tokens(request) for request in cache._rows.requests] == [17, 3]
+    assert cache.get_seq_length() == 17
+    cache.reset()
+    cache.activate_past_recording()
+    feed(model, cache, tokens, mask)
+    feed(model, cache, tokens[:, :1])
+    cache.crop(-3)
+    assert [cache.groups.num_tokens(request) for request in cache._rows.requests] == [14, 0]
+
+
 def test_layers_of_other_kinds_are_refused() -> None:
     config = Qwen3NextConfig(num_hidden_layers=4)
     with pytest.raises(ValueError, match="layer 0 of the model is linear_attention, expected full"):

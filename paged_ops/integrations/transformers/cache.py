@@ -138,6 +138,7 @@ class PagedCache(Cache):
     def reset(self) -> None:
         """Give back all blocks; the next call may be of another batch."""
         self._rows.reset()
+        self._rows.holds_past = False
 
 
 def layer_windows(config: Any) -> list[int | None]:
@@ -285,9 +286,17 @@ class _Rows:
         """Remove the last columns; what is left is sure to stay."""
         keep = self.num_columns - removed
         lengths = self._mask[:, :keep].sum(1).tolist()
-        for request, length in zip(self.requests, lengths, strict=True):
-            if length < self.groups.num_tokens(request):
-                self.groups.truncate(request, length)
+        cuts = [
+            (request, length)
+            for request, length in zip(self.requests, lengths, strict=True)
+            if length < self.groups.num_tokens(request)
+        ]
+        for request, length in cuts:  # refuse all of them or none
+            for name in self.groups:
+                manager = self.groups[name]
+                manager._checked_keep(manager._find(request), length)
+        for request, length in cuts:
+            self.groups.truncate(request, length)
         self._commit()
         self._mask = self._mask[:, :keep]
         self.seen = [min(seen, keep) for seen in self.seen]
