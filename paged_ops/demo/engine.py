@@ -333,9 +333,11 @@ class Engine:
         owners, filled = [-1] * num_blocks, [0] * num_blocks
         for request in self._running:
             length = self.manager.num_tokens(request.index)
-            for i, block in enumerate(self.manager.block_table(request.index)):
+            table = self.manager.block_table(request.index)
+            for block in table:
                 owners[block] = request.index
-                filled[block] = min(size, length - i * size)
+                filled[block] = size
+            filled[table[-1]] = length - (len(table) - 1) * size
         return Snapshot(self.step_count, owners, filled, size)
 
     def _grow(self) -> list[Request]:

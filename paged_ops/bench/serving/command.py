@@ -31,7 +31,7 @@ def add_parser(benchmarks: Any) -> None:
     add("--layers", 4, "layers of the model")
     add("--heads", 8, "query heads of the model; a fourth as many KV heads, head_dim 64")
     add("--batch", 8, "rows of the comparison at equal batch")
-    add("--context", 768, "tokens of each row there")
+    add("--context", 1024, "tokens of each row there")
     add("--steps", 64, "decode steps there")
     add("--threads", torch.get_num_threads(), "threads of torch")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="write JSON and PNG files")

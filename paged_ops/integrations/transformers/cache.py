@@ -62,7 +62,7 @@ class PagedCache(Cache):
 
     def __init__(self, model: PreTrainedModel, num_blocks: int, block_size: int = 16) -> None:
         windows = layer_windows(model.config)
-        self._config = model.config
+        self._config = model.config.get_text_config(decoder=True)
         self._rows = _Rows(model, windows, num_blocks, block_size)
         super().__init__(
             layers=[_Layer(self._rows, index, window) for index, window in enumerate(windows)]
@@ -93,8 +93,8 @@ class PagedCache(Cache):
         ValueError
             The model's attention isn't ``"paged_ops"``, or it has no way to pass the cache on.
         """
-        used = self._config.get_text_config(decoder=True)._attn_implementation
-        if used != NAME:
+        # The first layer's look is enough: the configuration's attributes are slow.
+        if layer_idx == 0 and (used := self._config._attn_implementation) != NAME:
             raise ValueError(
                 f'attn_implementation is "{used}", expected "{NAME}": call register() and '
                 f'model.set_attn_implementation("{NAME}")'
@@ -233,7 +233,9 @@ class _Rows:
             prefix_caching=False,
         )
         self._windows = windows
-        self._index_in_group = [windows[:i].count(window) for i, window in enumerate(windows)]
+        self._caches = [
+            self.pools[window].layer(windows[:i].count(window)) for i, window in enumerate(windows)
+        ]
         self._device = model.device
         self.holds_past = False
         self.reset()
@@ -275,7 +277,7 @@ class _Rows:
         batch, num_new = query.shape[:2]
         plan = self._plan(layer, batch, num_new, mask)
         query, key, value = (tensor.flatten(0, 1) for tensor in (query, key, value))
-        key_cache, value_cache = self.pools[window].layer(self._index_in_group[layer])
+        key_cache, value_cache = self._caches[layer]
         if plan.columns is not None:
             key, value = key[plan.columns], value[plan.columns]
         write_kv(key, value, key_cache, value_cache, plan.slot_mapping)

@@ -57,6 +57,8 @@ class Columns:
         serves all rows; otherwise padding is computed as well, for transformers looks at the last
         column, whatever it is, and each column is a sequence of its own.
         """
+        if self.mask.all():
+            return True
         new = self.new
         seen_before = self.mask[:, : self.mask.shape[1] - self.num_new].any(1, keepdim=True)
         started = (new.cumsum(1) > 0) | seen_before
