@@ -49,6 +49,8 @@ X86_ISAS = {
     "avx512": ["-march=x86-64-v4"],
     "avx512bf16": ["-march=x86-64-v4", "-mavx512bf16"],
 }
+if sys.platform == "linux":  # elsewhere nothing asks the system for the matrix unit's registers
+    X86_ISAS["amx"] = ["-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
 ARM_ISAS = {
     "generic": [],
     "neon": ["-march=armv8.2-a+fp16"],

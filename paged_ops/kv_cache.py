@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Iterable, Sequence
@@ -495,4 +496,9 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
             raise MemoryError(
                 f"the system refused {num_bytes} bytes for a pool: {error}"
             ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            # Blocks lie at random, so every one of them would miss the TLB with pages of 4 KiB. A
+            # kernel without huge pages says no, and nothing is lost.
+            with contextlib.suppress(OSError):
+                pages.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -1,181 +1,86 @@
-// Paged attention of one row block: walk the keys through the block table a tile at a time, score,
-// update the running softmax, add the weighted values.
+// Paged attention of one row span, piece by piece: score, weigh, sum the values and fold.
 #include <math.h>
 
-#include "cpu/dot_products.h"
+#include "cpu/in_place.h"
 #include "cpu/kernels.h"
-#include "cpu/row_block.h"
+#include "cpu/piece.h"
+#include "cpu/row_span.h"
 #include "cpu/softmax.h"
-#include "cpu/weighted_sum.h"
+#if defined(PAGED_ISA_AMX)
+#include "cpu/by_tiles.h"
+#endif
 
 namespace paged::cpu::PAGED_ISA {
 namespace {
 
-// dot_products may write kDots - 1 scores past the tile, and reads as many pointers.
-constexpr int64_t kScoreStride = kTile + kDots;
-
-// What one thread works in. Every part starts on a cache line.
+// How elements of type T are attended to. One way for all spans, so that a row's bits don't depend
+// on whether it came as decode or as prefill.
 template <class T>
-struct Scratch {
-  typename Products<T>::Query* queries;  // [kMaxRows][prepared_stride(head_dim)]
-  float* scores;                         // [kMaxRows][kScoreStride]
-  State total;
-  State piece;
+struct WayOf {
+  using Type = InPlace<T>;
 };
-
-constexpr int64_t kCacheLine = 64;
-constexpr int64_t kFloatBytes = sizeof(float);
-
-PAGED_INLINE int64_t accumulator_stride(const AttentionParams& params) {
-  return round_up(params.pool.value.head_dim, kLanes);
-}
-
-template <class T>
-PAGED_INLINE int64_t query_bytes(const AttentionParams& params) {
-  const int64_t stride = prepared_stride<T>(params.pool.key.head_dim);
-  const int64_t element = sizeof(typename Products<T>::Query);
-  return round_up(kMaxRows * stride * element, kCacheLine);
-}
-
-PAGED_INLINE int64_t state_bytes(const AttentionParams& params) {
-  return round_up(state_floats(accumulator_stride(params)) * kFloatBytes, kCacheLine);
-}
-
-constexpr int64_t kScoreBytes = kMaxRows * kScoreStride * kFloatBytes;
-static_assert(kScoreBytes % kCacheLine == 0);
-
-template <class T>
-int64_t scratch_bytes_for(const AttentionParams& params) {
-  return query_bytes<T>(params) + kScoreBytes + 2 * state_bytes(params);
-}
-
-template <class T>
-PAGED_INLINE Scratch<T> scratch_at(const AttentionParams& params, void* memory) {
-  char* at = static_cast<char*>(memory);
-  const int64_t stride = accumulator_stride(params);
-  Scratch<T> scratch;
-  scratch.queries = reinterpret_cast<typename Products<T>::Query*>(at);
-  at += query_bytes<T>(params);
-  scratch.scores = reinterpret_cast<float*>(at);
-  at += kScoreBytes;
-  scratch.total = state_at(reinterpret_cast<float*>(at), stride);
-  at += state_bytes(params);
-  scratch.piece = state_at(reinterpret_cast<float*>(at), stride);
-  return scratch;
-}
-
-template <class T>
-void prepare_queries(const AttentionParams& params, const RowBlock& block,
-                     const Scratch<T>& scratch) {
-  const int64_t head_dim = params.pool.key.head_dim;
-  const T* query = static_cast<const T*>(params.query.data);
-  for (int64_t r = 0; r < block.num_rows; ++r) {
-    const QueryRow row = query_row(params, block, r);
-    const T* from =
-        query + row.token * params.query.token_stride + row.head * params.query.head_stride;
-    Products<T>::prepare(from, head_dim, scratch.queries + r * prepared_stride<T>(head_dim));
-  }
-}
-
-// Where the keys and values of one tile lie. Only [first, last) of the tile is filled; past it,
-// kDots entries repeat the last key, so that dot_products may read them.
-template <class T>
-struct Tile {
-  const T* keys[kTile + kDots];
-  const T* values[kTile];
+#if defined(PAGED_ISA_AMX)
+template <>
+struct WayOf<BFloat16> {
+  using Type = ByTiles;
 };
-
+#else
+// What a thread does before it attends and undoes after it.
+struct TileSession {
+  PAGED_INLINE TileSession() {}
+};
+#endif
 template <class T>
-PAGED_INLINE void walk(const AttentionParams& params, const RowBlock& block, int64_t tile_begin,
-                       int64_t first, int64_t last, Tile<T>& tile) {
-  const Pool& pool = params.pool;
-  const T* key_head = static_cast<const T*>(pool.key.data) + block.kv_head * pool.key.head_stride;
-  const T* value_head =
-      static_cast<const T*>(pool.value.data) + block.kv_head * pool.value.head_stride;
-  int64_t column = (tile_begin + first) / pool.block_size;
-  int64_t offset = (tile_begin + first) % pool.block_size;
-  for (int64_t i = first; i < last; ++column, offset = 0) {
-    const int64_t id = params.block_tables.at(block.sequence, column);
-    const T* key = key_head + id * pool.key.block_stride;
-    const T* value = value_head + id * pool.value.block_stride;
-    for (; i < last && offset < pool.block_size; ++i, ++offset) {
-      tile.keys[i] = key + offset * pool.key.token_stride;
-      tile.values[i] = value + offset * pool.value.token_stride;
+using Way = typename WayOf<T>::Type;
+
+PAGED_INLINE bool all_finite(const float* values, int64_t count) {
+  Vec sum = broadcast(0.0f);
+  for (int64_t i = 0; i < count; i += kLanes) sum = fma(load(values + i), broadcast(0.0f), sum);
+  bool finite = true;
+  for (int i = 0; i < kLanes; ++i) finite &= sum[i] == 0.0f;
+  return finite;
+}
+
+// Attends one row to one piece, whatever infinities and NaN there are among what it sees.
+template <class T>
+void attend_row(const AttentionParams& params, const RowSpan& row, int64_t piece, Memory memory,
+                const State& state) {
+  Way<T> way(params, memory);
+  if (!way.look_up(params, row, piece)) return;
+  RowSoftmax softmax;
+  way.attend(params, row, piece, in_piece(span_visible(params, row), piece), &softmax);
+  fold_row(state, 0, softmax, way.values());
+}
+
+// Attends the span to one piece and folds the result into its state.
+//
+// Rows that don't see a key have the weight 0 for it, and 0 times infinity or NaN is NaN. So where
+// any result is not finite, rows are attended one by one to just the keys that they see. A row's
+// result depends on nothing else in either case.
+template <class T>
+void attend_piece(const AttentionParams& params, const RowSpan& span, int64_t piece, Memory memory,
+                  const State& state) {
+  Way<T> way(params, memory);
+  if (!way.look_up(params, span, piece)) return;
+  const int64_t columns = columns_of(params);
+  bool is_ready = true;
+  for (int64_t r = 0; r < span.num_rows; r += kBlockRows) {
+    const int64_t num_rows = span.num_rows - r < kBlockRows ? span.num_rows - r : kBlockRows;
+    const RowSpan rows = {span.sequence, span.kv_head, span.row_begin + r, num_rows};
+    const Visible keys = in_piece(span_visible(params, rows), piece);
+    if (keys.first >= keys.last) continue;
+    if (!is_ready) way.look_up(params, span, piece);
+    RowSoftmax softmax[kBlockRows];
+    way.attend(params, rows, piece, keys, softmax);
+    is_ready = all_finite(way.values(), num_rows * columns);
+    for (int64_t i = 0; i < num_rows; ++i) {
+      if (is_ready) {
+        fold_row(state, r + i, softmax[i], way.values() + i * columns);
+      } else {
+        const RowSpan row = {span.sequence, span.kv_head, rows.row_begin + i, 1};
+        attend_row<T>(params, row, piece, memory, state.from(r + i));
+      }
     }
-  }
-  for (int64_t i = 0; i < kDots; ++i) tile.keys[last + i] = tile.keys[last - 1];
-}
-
-PAGED_INLINE ScoreRule score_rule(const AttentionParams& params, const QueryRow& row,
-                                  int64_t tile_begin) {
-  const float slope = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[row.head];
-  return {params.scale, params.softcap, slope, static_cast<float>(tile_begin - row.position)};
-}
-
-// The part of a tile that a row sees, in keys from the tile's begin; may be empty.
-PAGED_INLINE Visible visible_in_tile(const AttentionParams& params, const RowBlock& block,
-                                     int64_t position, int64_t tile_begin) {
-  Visible keys = visible(params, params.seq_lens[block.sequence], position);
-  keys.first = keys.first > tile_begin ? keys.first - tile_begin : 0;
-  keys.last = keys.last < tile_begin + kTile ? keys.last - tile_begin : kTile;
-  if (keys.last < keys.first) keys.last = keys.first;
-  return keys;
-}
-
-// Adds the weighted values of rows [begin, end), whose ranges of keys are given. Rows with one
-// range share the reads of the values. A value outside a row's range is never multiplied, not even
-// by 0: it may be NaN.
-template <class T>
-void add_values(const AttentionParams& params, const Tile<T>& tile, const Visible* ranges,
-                int64_t num_rows, const Scratch<T>& scratch, const State& state) {
-  for (int64_t begin = 0; begin < num_rows;) {
-    int64_t end = begin + 1;
-    while (end < num_rows && ranges[end].first == ranges[begin].first &&
-           ranges[end].last == ranges[begin].last) {
-      ++end;
-    }
-    const WeightedSum<T> sum = {scratch.scores,      kScoreStride,       tile.values,
-                                ranges[begin].first, ranges[begin].last, state.acc,
-                                state.acc_stride};
-    if (ranges[begin].first < ranges[begin].last) {
-      weighted_sum(sum, begin, end, params.pool.value.head_dim);
-    }
-    begin = end;
-  }
-}
-
-// Attends all rows to the keys [first, last) of the tile that begins at key tile_begin.
-template <class T>
-void attend_tile(const AttentionParams& params, const RowBlock& block, int64_t tile_begin,
-                 int64_t first, int64_t last, const Scratch<T>& scratch, const State& state) {
-  Tile<T> tile;
-  walk(params, block, tile_begin, first, last, tile);
-  dot_products<T>(scratch.queries, block.num_rows, tile.keys + first, last - first,
-                  params.pool.key.head_dim, scratch.scores + first, kScoreStride);
-  Visible ranges[kMaxRows];
-  for (int64_t r = 0; r < block.num_rows; ++r) {
-    const QueryRow row = query_row(params, block, r);
-    ranges[r] = visible_in_tile(params, block, row.position, tile_begin);
-    if (ranges[r].first >= ranges[r].last) continue;
-    const float shrink =
-        softmax_tile(scratch.scores + r * kScoreStride, ranges[r].first, ranges[r].last,
-                     score_rule(params, row, tile_begin), state.max[r], state.sum[r]);
-    if (shrink != 1.0f) scale_row(state.acc + r * state.acc_stride, state.acc_stride, shrink);
-  }
-  add_values(params, tile, ranges, block.num_rows, scratch, state);
-}
-
-// The state of the row block over one piece of its keys.
-template <class T>
-void attend_piece(const AttentionParams& params, const RowBlock& block, const Visible& keys,
-                  int64_t piece, const Scratch<T>& scratch, const State& state) {
-  clear(state, block.num_rows);
-  const int64_t begin = keys.first > piece * kPiece ? keys.first : piece * kPiece;
-  const int64_t end = keys.last < (piece + 1) * kPiece ? keys.last : (piece + 1) * kPiece;
-  for (int64_t tile = begin / kTile * kTile; tile < end; tile += kTile) {
-    const int64_t first = begin > tile ? begin - tile : 0;
-    const int64_t last = end < tile + kTile ? end - tile : kTile;
-    attend_tile(params, block, tile, first, last, scratch, state);
   }
 }
 
@@ -188,10 +93,10 @@ void write_row(T* out, const float* acc, int64_t width, float factor) {
 
 // Lets the sinks join the denominator, then writes output and lse. A row that saw no key writes 0.
 template <class T>
-void finish(const AttentionParams& params, const RowBlock& block, const State& state) {
+void finish(const AttentionParams& params, const RowSpan& span, const State& state) {
   T* output = static_cast<T*>(params.output.data);
-  for (int64_t r = 0; r < block.num_rows; ++r) {
-    const QueryRow row = query_row(params, block, r);
+  for (int64_t r = 0; r < span.num_rows; ++r) {
+    const QueryRow row = query_row(params, span, r);
     float max = state.max[r];
     float sum = state.sum[r];
     float keep = 1.0f;
@@ -210,71 +115,86 @@ void finish(const AttentionParams& params, const RowBlock& block, const State& s
   }
 }
 
+int64_t floats_per_state(const AttentionParams& params, int64_t num_rows) {
+  return state_floats(num_rows, columns_of(params));
+}
+
+// The state of a span comes first in its scratch memory, what the engines work in after it.
+PAGED_INLINE State take_state(const AttentionParams& params, int64_t num_rows, Memory& memory) {
+  float* state = memory.take<float>(floats_per_state(params, num_rows));
+  return state_at(state, num_rows, columns_of(params));
+}
+
 template <class T>
-void attend_block(const AttentionParams& params, const RowBlock& block, void* memory) {
-  const Scratch<T> scratch = scratch_at<T>(params, memory);
-  const Visible keys = block_visible(params, block);
-  const PieceRange pieces = pieces_of(keys);
-  prepare_queries(params, block, scratch);
-  clear(scratch.total, block.num_rows);
+int64_t scratch_bytes_for(const AttentionParams& params, int64_t num_rows) {
+  const Way<T> way(params, Memory(nullptr));
+  return floats_per_state(params, num_rows) * static_cast<int64_t>(sizeof(float)) +
+         (way.end() - static_cast<char*>(nullptr));
+}
+
+template <class T>
+void attend_span(const AttentionParams& params, const RowSpan& span, void* scratch) {
+  [[maybe_unused]] const TileSession session;
+  Memory memory(scratch);
+  const State state = take_state(params, span.num_rows, memory);
+  const PieceRange pieces = pieces_of(span_visible(params, span));
+  clear(state, span.num_rows);
   for (int64_t piece = pieces.begin; piece < pieces.end; ++piece) {
-    // The first piece's state is the total so far; folding it into an empty one would copy it.
-    const State& state = piece == pieces.begin ? scratch.total : scratch.piece;
-    attend_piece(params, block, keys, piece, scratch, state);
-    if (piece != pieces.begin) fold(scratch.total, scratch.piece, block.num_rows);
+    attend_piece<T>(params, span, piece, memory, state);
   }
-  finish<T>(params, block, scratch.total);
+  finish<T>(params, span, state);
 }
 
 template <class T>
-void attend_block_pieces(const AttentionParams& params, const RowBlock& block, int64_t piece_begin,
-                         int64_t piece_end, float* states, void* memory) {
-  const Scratch<T> scratch = scratch_at<T>(params, memory);
-  const Visible keys = block_visible(params, block);
-  const int64_t stride = accumulator_stride(params);
-  prepare_queries(params, block, scratch);
+void attend_span_pieces(const AttentionParams& params, const RowSpan& span, int64_t piece_begin,
+                        int64_t piece_end, float* states, void* scratch) {
+  [[maybe_unused]] const TileSession session;
+  const int64_t stride = columns_of(params);
   for (int64_t piece = piece_begin; piece < piece_end; ++piece) {
-    const State state = state_at(states + (piece - piece_begin) * state_floats(stride), stride);
-    attend_piece(params, block, keys, piece, scratch, state);
+    const State state = state_at(states, span.num_rows, stride);
+    clear(state, span.num_rows);
+    attend_piece<T>(params, span, piece, Memory(scratch), state);
+    states += state_floats(span.num_rows, stride);
   }
 }
 
 template <class T>
-void combine_block(const AttentionParams& params, const RowBlock& block, int64_t num_pieces,
-                   float* states) {
-  const int64_t stride = accumulator_stride(params);
-  const State total = state_at(states, stride);
+void combine_span(const AttentionParams& params, const RowSpan& span, int64_t num_pieces,
+                  float* states) {
+  const int64_t stride = columns_of(params);
+  const State total = state_at(states, span.num_rows, stride);
   for (int64_t piece = 1; piece < num_pieces; ++piece) {
-    fold(total, state_at(states + piece * state_floats(stride), stride), block.num_rows);
+    const State more =
+        state_at(states + piece * state_floats(span.num_rows, stride), span.num_rows, stride);
+    for (int64_t r = 0; r < span.num_rows; ++r) {
+      fold_row(total, r, {more.max[r], more.sum[r]}, more.acc + r * stride);
+    }
   }
-  finish<T>(params, block, total);
+  finish<T>(params, span, total);
 }
 
-int64_t scratch_bytes(const AttentionParams& params) {
-  return by_dtype(params.pool.dtype,
-                  [&](auto element) { return scratch_bytes_for<decltype(element)>(params); });
-}
-
-int64_t floats_per_state(const AttentionParams& params) {
-  return state_floats(accumulator_stride(params));
-}
-
-void attend(const AttentionParams& params, const RowBlock& block, void* scratch) {
-  by_dtype(params.pool.dtype,
-           [&](auto element) { attend_block<decltype(element)>(params, block, scratch); });
-}
-
-void attend_pieces(const AttentionParams& params, const RowBlock& block, int64_t piece_begin,
-                   int64_t piece_end, float* states, void* scratch) {
-  by_dtype(params.pool.dtype, [&](auto element) {
-    attend_block_pieces<decltype(element)>(params, block, piece_begin, piece_end, states, scratch);
+int64_t scratch_bytes(const AttentionParams& params, int64_t num_rows) {
+  return by_dtype(params.pool.dtype, [&](auto element) {
+    return scratch_bytes_for<decltype(element)>(params, num_rows);
   });
 }
 
-void combine(const AttentionParams& params, const RowBlock& block, int64_t num_pieces,
+void attend(const AttentionParams& params, const RowSpan& span, void* scratch) {
+  by_dtype(params.pool.dtype,
+           [&](auto element) { attend_span<decltype(element)>(params, span, scratch); });
+}
+
+void attend_pieces(const AttentionParams& params, const RowSpan& span, int64_t piece_begin,
+                   int64_t piece_end, float* states, void* scratch) {
+  by_dtype(params.pool.dtype, [&](auto element) {
+    attend_span_pieces<decltype(element)>(params, span, piece_begin, piece_end, states, scratch);
+  });
+}
+
+void combine(const AttentionParams& params, const RowSpan& span, int64_t num_pieces,
              float* states) {
   by_dtype(params.pool.dtype, [&](auto element) {
-    combine_block<decltype(element)>(params, block, num_pieces, states);
+    combine_span<decltype(element)>(params, span, num_pieces, states);
   });
 }
 

@@ -6,6 +6,12 @@
 
 #include "cpu/kernels.h"
 
+#ifdef PAGED_BUILD_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -18,6 +24,21 @@ struct Candidate {
   Isa isa;
   bool (*runs_here)();
 };
+
+#ifdef PAGED_BUILD_AMX
+// Whether the machine has AMX for bfloat16, and Linux lets this process use it: the tiles are so
+// large that a process must ask for them.
+bool has_amx() {
+  constexpr unsigned kBf16 = 1u << 22;
+  constexpr unsigned kTiles = 1u << 24;
+  unsigned eax, ebx, ecx, edx;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  if ((edx & (kBf16 | kTiles)) != (kBf16 | kTiles)) return false;
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // XFEATURE_XTILE_DATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
 
 #define PAGED_ISA_TABLE(isa) {#isa, &isa::attention_kernels, &isa::merge_states_kernels}
 
@@ -49,6 +70,9 @@ const Candidate kCandidates[] = {
               __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
      }},
+#endif
+#ifdef PAGED_BUILD_AMX
+    {PAGED_ISA_TABLE(amx), [] { return __builtin_cpu_supports("avx512bf16") && has_amx(); }},
 #endif
 #ifdef PAGED_BUILD_NEON
     {PAGED_ISA_TABLE(neon),

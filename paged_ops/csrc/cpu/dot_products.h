@@ -26,7 +26,7 @@ struct Products {
   }
 };
 
-#if defined(PAGED_ISA_AVX512BF16)
+#if defined(PAGED_HAS_BF16_PAIRS)
 // vdpbf16ps: products of pairs of bfloat16, exact, added in float32.
 template <>
 struct Products<BFloat16> {
@@ -100,14 +100,19 @@ PAGED_INLINE void dot_rows(const typename Products<T>::Query* queries, const T* 
                            int64_t num_keys, int64_t head_dim, float* scores,
                            int64_t score_stride) {
   constexpr int kKeys = kDots / kRows;
-  for (int64_t k = 0; k < num_keys; k += kKeys) {
+  int64_t k = 0;
+  for (; k + kKeys <= num_keys; k += kKeys) {
     dot_block<T, kRows>(queries, keys + k, head_dim, scores + k, score_stride);
+  }
+  if (k < num_keys) {
+    const T* last[kKeys];
+    for (int i = 0; i < kKeys; ++i) last[i] = keys[k + i < num_keys ? k + i : num_keys - 1];
+    dot_block<T, kRows>(queries, last, head_dim, scores + k, score_stride);
   }
 }
 
 // scores[r * score_stride + k] for num_rows rows and num_keys keys. Writes up to kDots - 1 scores
-// of no meaning past num_keys in each row, and reads as many pointers past keys[num_keys - 1],
-// which must be readable keys too.
+// of no meaning past num_keys in each row.
 template <class T>
 PAGED_INLINE void dot_products(const typename Products<T>::Query* queries, int64_t num_rows,
                                const T* const* keys, int64_t num_keys, int64_t head_dim,

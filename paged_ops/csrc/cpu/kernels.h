@@ -13,23 +13,23 @@
 
 namespace paged::cpu {
 
-// Every sequence of keys is cut at multiples of this many; each piece has a running softmax of its
-// own, and the pieces' states are folded in order. The length depends neither on the batch nor on
-// the number of threads, so the bits of a result don't either. The K and V of 512 keys (128 KB at
-// head_dim 64 in float16) outweigh one state (head_dim floats) by far, and a long sequence still
-// feeds many threads.
+// Every sequence of keys is cut at multiples of this many. A piece is the unit of softmax: all its
+// scores are known before the first weight, each piece has a state of its own, and the states are
+// folded in order. The length depends neither on the batch nor on the number of threads, so the
+// bits of a result don't either. The K and V of 512 keys (128 KB at head_dim 64 in float16)
+// outweigh one state (head_dim floats) by far, and a long sequence still feeds many threads.
 constexpr int64_t kPiece = 512;
 
-// Keys per step of the running softmax, whatever the block size.
+// Keys that are scored at a time.
 constexpr int64_t kTile = 64;
 
-// Rows that share one walk over the keys. More rows read the pool less often in prefill; the
-// accumulators of 32 rows (64 KB at head_dim 256) still fit an L2 cache.
-constexpr int64_t kMaxRows = 32;
+// Rows that are scored, weighted and summed together. Their scores of one piece (64 KB) fit an L2
+// cache beside the panels.
+constexpr int64_t kBlockRows = 32;
 
-// A row block: up to kMaxRows consecutive rows of one sequence and one KV head. Rows are pairs
-// (query token, query head of the KV head's group), the head running fastest.
-struct RowBlock {
+// A row span: consecutive rows of one sequence and one KV head. Rows are pairs (query token, query
+// head of the KV head's group), the head running fastest.
+struct RowSpan {
   int64_t sequence;
   int64_t kv_head;
   int64_t row_begin;
@@ -37,18 +37,18 @@ struct RowBlock {
 };
 
 struct AttentionKernels {
-  // Bytes of 64-byte aligned scratch memory that each thread needs.
-  int64_t (*scratch_bytes)(const AttentionParams& params);
-  // Floats of one piece's state, for a row block of any size.
-  int64_t (*state_floats)(const AttentionParams& params);
-  // Attends the row block to all it sees and writes its output.
-  void (*attend)(const AttentionParams& params, const RowBlock& block, void* scratch);
-  // Attends the row block to pieces [piece_begin, piece_end) and stores their states one by one.
-  void (*attend_pieces)(const AttentionParams& params, const RowBlock& block, int64_t piece_begin,
+  // Bytes of 64-byte aligned scratch memory that a thread needs for spans of at most `num_rows`.
+  int64_t (*scratch_bytes)(const AttentionParams& params, int64_t num_rows);
+  // Floats of one piece's state for a span of `num_rows`: a multiple of 16.
+  int64_t (*state_floats)(const AttentionParams& params, int64_t num_rows);
+  // Attends the span to all it sees and writes its output.
+  void (*attend)(const AttentionParams& params, const RowSpan& span, void* scratch);
+  // Attends the span to pieces [piece_begin, piece_end) and stores their states one by one.
+  void (*attend_pieces)(const AttentionParams& params, const RowSpan& span, int64_t piece_begin,
                         int64_t piece_end, float* states, void* scratch);
   // Folds `num_pieces` stored states in order, in place, and writes the output: the bits of
   // attend().
-  void (*combine)(const AttentionParams& params, const RowBlock& block, int64_t num_pieces,
+  void (*combine)(const AttentionParams& params, const RowSpan& span, int64_t num_pieces,
                   float* states);
 };
 
@@ -66,6 +66,7 @@ PAGED_DECLARE_ISA(generic)
 PAGED_DECLARE_ISA(avx2)
 PAGED_DECLARE_ISA(avx512)
 PAGED_DECLARE_ISA(avx512bf16)
+PAGED_DECLARE_ISA(amx)
 PAGED_DECLARE_ISA(neon)
 #undef PAGED_DECLARE_ISA
 

@@ -2,18 +2,21 @@
 //
 // Each of simd/{generic,avx2,avx512,neon}.h defines, in the unit's anonymous namespace:
 //
-//   Vec, IntVec                   kLanes floats, kLanes int32; both take + - * / and comparisons,
-//   and
-//                                 `mask ? a : b` selects by lane (GCC's vector extension)
-//   kDots                         independent sums that the registers hold beside their operands
-//   load(p), load_partial(p, n)   kLanes (the first n, then zeros) of float, Half or BFloat16, as
-//   floats store(p, x), store_partial    the reverse, rounded to nearest even broadcast(x), fma(a,
-//   b, c)    fma is fused where the ISA has it; a * b + c is never contracted sum_each(accs) lane i
-//   is the sum of the lanes of accs[i], for kLanes vectors sum(x), max(x)                over the
-//   lanes of one vector
+//   Vec, IntVec          kLanes floats, kLanes int32; both take + - * / and comparisons, and
+//                        `mask ? a : b` selects by lane (GCC's vector extension)
+//   load(p), store(p, x) kLanes of float, Half or BFloat16, as floats; rounded to nearest even
+//   load_partial(p, n)   the first n only, then zeros; store_partial writes the first n only
+//   load_units(p), store_units(p, x), broadcast_unit(x)     the same for int32
+//   broadcast(x), fma(a, b, c)    fma is fused where the ISA has it; a * b + c never is
+//   larger(a, b)         the larger float of each lane; b where either is NaN
+//   sum(x), max(x)       over the lanes of one vector
+//   kDots, sum_each(accs)    sums that a row of dot products keeps; lane i is the sum of the lanes
+//                        of accs[i], for kLanes vectors, each added in the same fixed order
+//   times_power_of_two(x, n)        x * 2^n for the integer n
+//   transpose_rows(rows, stride, out, out_stride)    of kLanes x kLanes int32
 //
-// sum_each adds in one fixed order for every vector, so a dot product has the same bits whichever
-// other dot products share the call.
+// An ISA that multiplies pairs of bfloat16 defines PAGED_HAS_BF16_PAIRS, load_pairs,
+// interleave_rows, high_half, high_halves, narrow_pair and dot_pairs too.
 #pragma once
 
 #include <cstdint>
@@ -70,7 +73,7 @@ PAGED_INLINE constexpr int64_t round_up(int64_t n, int64_t multiple) {
 }  // namespace
 }  // namespace paged::cpu
 
-#if defined(PAGED_ISA_AVX512) || defined(PAGED_ISA_AVX512BF16)
+#if defined(PAGED_ISA_AVX512) || defined(PAGED_ISA_AVX512BF16) || defined(PAGED_ISA_AMX)
 #include "cpu/simd/avx512.h"
 #elif defined(PAGED_ISA_AVX2)
 #include "cpu/simd/avx2.h"

@@ -1,5 +1,5 @@
-// The running ("online") softmax of one row, a tile of kTile keys at a time, and its foldable
-// state.
+// The softmax of one row over one piece of keys, and its state, which folds with those of other
+// pieces.
 //
 // Invariant: with m = max, l = sum and o = acc of a state over a set of keys,
 //   l = sum over keys of e^(score - m),  o = sum over keys of e^(score - m) * value.
@@ -22,21 +22,28 @@ PAGED_INLINE IntVec lane_indices() {
   return lanes;
 }
 
-// The running state of kMaxRows rows over one stretch of keys: a view of kMaxRows * (2 +
-// acc_stride) floats.
+// The states of some rows over one set of keys: a view of state_floats(num_rows, acc_stride)
+// floats.
 struct State {
   float* max;
   float* sum;
-  float* acc;  // [kMaxRows][acc_stride]
+  float* acc;  // [row][acc_stride]
   int64_t acc_stride;
+
+  // The states of the rows from `row` on.
+  PAGED_INLINE State from(int64_t row) const {
+    return {max + row, sum + row, acc + row * acc_stride, acc_stride};
+  }
 };
 
-PAGED_INLINE constexpr int64_t state_floats(int64_t acc_stride) {
-  return kMaxRows * (2 + acc_stride);
+// Both are multiples of 16, so that consecutive states start on cache lines.
+PAGED_INLINE constexpr int64_t state_floats(int64_t num_rows, int64_t acc_stride) {
+  return 2 * round_up(num_rows, 16) + num_rows * acc_stride;
 }
 
-PAGED_INLINE State state_at(float* memory, int64_t acc_stride) {
-  return {memory, memory + kMaxRows, memory + 2 * kMaxRows, acc_stride};
+PAGED_INLINE State state_at(float* memory, int64_t num_rows, int64_t acc_stride) {
+  const int64_t padded = round_up(num_rows, 16);
+  return {memory, memory + padded, memory + 2 * padded, acc_stride};
 }
 
 PAGED_INLINE void clear(const State& state, int64_t num_rows) {
@@ -45,10 +52,6 @@ PAGED_INLINE void clear(const State& state, int64_t num_rows) {
     state.sum[r] = 0.0f;
   }
   std::memset(state.acc, 0, static_cast<size_t>(num_rows * state.acc_stride) * sizeof(float));
-}
-
-PAGED_INLINE void scale_row(float* row, int64_t width, float factor) {
-  for (int64_t d = 0; d < width; d += kLanes) store(row + d, load(row + d) * factor);
 }
 
 // e^(a - b) for a <= b, where b = -inf stands for "no keys": then 0.
@@ -75,51 +78,85 @@ PAGED_INLINE Vec score(const ScoreRule& rule, Vec dot, IntVec key) {
   return s;
 }
 
-// Turns the dot products of a row with the keys of a tile into weights relative to the new maximum,
-// in place: 0 for keys outside [first, last), which must not be empty. Updates the row's max and
-// sum, and returns the factor by which its accumulator must shrink.
-PAGED_INLINE float softmax_tile(float* scores, int64_t first, int64_t last, const ScoreRule& rule,
-                                float& running_max, float& running_sum) {
-  const IntVec lanes = lane_indices();
-  const int32_t begin = static_cast<int32_t>(first);
-  const int32_t end = static_cast<int32_t>(last);
-  Vec top = broadcast(kMinusInf);
-  for (int32_t i = 0; i < kTile; i += kLanes) {
-    const IntVec key = lanes + i;
-    const IntVec seen = (key >= begin) & (key < end);
-    const Vec s = seen ? score(rule, load(scores + i), key) : broadcast(kMinusInf);
-    store(scores + i, s);
-    top = s > top ? s : top;
-  }
-  const float tile_max = max(top);
-  const float new_max = tile_max > running_max ? tile_max : running_max;
-  // All scores may be -inf although keys are seen; -inf - -inf must not become NaN.
-  const float reference = new_max == kMinusInf ? 0.0f : new_max;
-  Vec total = broadcast(0.0f);
-  for (int32_t i = 0; i < kTile; i += kLanes) {
-    const Vec weight = exp(load(scores + i) - reference);
-    store(scores + i, weight);
-    total = total + weight;
-  }
-  const float shrink = exp(broadcast(running_max - reference))[0];
-  running_sum = running_sum * shrink + sum(total);
-  running_max = new_max;
-  return shrink;
+// A row's softmax over one piece: m and l of the invariant above.
+struct RowSoftmax {
+  float max;
+  float sum;
+};
+
+// Where a row's softmax over one piece is computed: dot products, then scores, of keys [begin,
+// end), multiples of 2 * kLanes, of which the row sees [first, last).
+struct RowScores {
+  float* scores;
+  int64_t begin;
+  int64_t end;
+  int64_t first;
+  int64_t last;
+};
+
+// Whether keys i, i + 1, ... of a vector are seen.
+PAGED_INLINE IntVec seen(const RowScores& row, IntVec keys) {
+  return (keys >= static_cast<int32_t>(row.first)) & (keys < static_cast<int32_t>(row.last));
 }
 
-// Folds `from`, the state over later keys, into `into`. Folding into an empty state copies exactly.
-PAGED_INLINE void fold(const State& into, const State& from, int64_t num_rows) {
-  for (int64_t r = 0; r < num_rows; ++r) {
-    const float new_max = from.max[r] > into.max[r] ? from.max[r] : into.max[r];
-    const float keep = weight_of(into.max[r], new_max);
-    const float add = weight_of(from.max[r], new_max);
-    into.sum[r] = into.sum[r] * keep + from.sum[r] * add;
-    into.max[r] = new_max;
-    float* to = into.acc + r * into.acc_stride;
-    const float* more = from.acc + r * from.acc_stride;
-    for (int64_t d = 0; d < into.acc_stride; d += kLanes) {
-      store(to + d, fma(load(more + d), broadcast(add), load(to + d) * keep));
+// Turns dot products into scores, -inf for keys that aren't seen, and returns the largest.
+PAGED_INLINE float score_row(const RowScores& row, const ScoreRule& rule) {
+  const IntVec lanes = lane_indices();
+  Vec top = broadcast(kMinusInf);
+  for (int64_t i = row.begin; i < row.end; i += kLanes) {
+    const IntVec keys = lanes + static_cast<int32_t>(i);
+    const Vec s = seen(row, keys) ? score(rule, load(row.scores + i), keys) : broadcast(kMinusInf);
+    store(row.scores + i, s);
+    top = larger(s, top);
+  }
+  return max(top);
+}
+
+// The same where a score is a positive scale times the dot product: leaves the dot products, -inf
+// for keys that aren't seen, and returns the largest.
+PAGED_INLINE float largest_product(const RowScores& row) {
+  const IntVec lanes = lane_indices();
+  Vec top = broadcast(kMinusInf);
+  for (int64_t i = row.begin; i < row.end; i += kLanes) {
+    Vec dot = load(row.scores + i);
+    if (i < row.first || i + kLanes > row.last) {
+      const IntVec keys = lanes + static_cast<int32_t>(i);
+      dot = seen(row, keys) ? dot : broadcast(kMinusInf);
+      store(row.scores + i, dot);
     }
+    top = larger(dot, top);
+  }
+  return max(top);
+}
+
+// Turns scores, in multiples of `scale`, into weights relative to the largest, `top`, and returns
+// their sum. The weights go to store_weights(key, kLanes weights, kLanes weights).
+template <class F>
+PAGED_INLINE float weigh_row(const RowScores& row, float scale, float top, F store_weights) {
+  // All scores may be -inf although keys are seen; -inf - -inf must not become NaN.
+  const float reference = top == kMinusInf ? 0.0f : top;
+  Vec total = broadcast(0.0f);
+  for (int64_t i = row.begin; i < row.end; i += 2 * kLanes) {
+    const Vec a = exp((load(row.scores + i) - reference) * scale);
+    const Vec b = exp((load(row.scores + i + kLanes) - reference) * scale);
+    total = total + a;
+    total = total + b;
+    store_weights(i, a, b);
+  }
+  return sum(total);
+}
+
+// Folds the row softmax `more` over later keys, with its weighted sum of values, into row `r`.
+// Folding into the state of no keys copies exactly.
+PAGED_INLINE void fold_row(const State& into, int64_t r, RowSoftmax more, const float* values) {
+  const float new_max = more.max > into.max[r] ? more.max : into.max[r];
+  const float keep = weight_of(into.max[r], new_max);
+  const float add = weight_of(more.max, new_max);
+  into.sum[r] = into.sum[r] * keep + more.sum * add;
+  into.max[r] = new_max;
+  float* to = into.acc + r * into.acc_stride;
+  for (int64_t d = 0; d < into.acc_stride; d += kLanes) {
+    store(to + d, fma(load(values + d), broadcast(add), load(to + d) * keep));
   }
 }
 

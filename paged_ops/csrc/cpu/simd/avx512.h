@@ -9,12 +9,14 @@ namespace {
 using Vec = __m512;
 typedef int32_t IntVec __attribute__((vector_size(64)));
 constexpr int kLanes = 16;
-constexpr int kDots = 16;  // of 32 registers; the rest hold the operands of 4 x 4 sums
+constexpr int kDots = 16;       // dot products at a time, of 32 registers
 
 PAGED_INLINE __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 
 PAGED_INLINE Vec broadcast(float x) { return _mm512_set1_ps(x); }
 PAGED_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+PAGED_INLINE Vec larger(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+PAGED_INLINE Vec times_power_of_two(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
 
 PAGED_INLINE Vec widen(__m256i bits, Half) { return _mm512_cvtph_ps(bits); }
 PAGED_INLINE Vec widen(__m256i bits, BFloat16) {
@@ -37,6 +39,9 @@ PAGED_INLINE Vec load_partial(const T* p, int64_t n) {
 PAGED_INLINE __m256i narrow(Vec x, Half) {
   return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+#if defined(PAGED_ISA_AVX512BF16) || defined(PAGED_ISA_AMX)
+PAGED_INLINE __m256i narrow(Vec x, BFloat16) { return (__m256i)_mm512_cvtneps_pbh(x); }
+#else
 PAGED_INLINE __m256i narrow(Vec x, BFloat16) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i high = _mm512_srli_epi32(bits, 16);
@@ -46,6 +51,11 @@ PAGED_INLINE __m256i narrow(Vec x, BFloat16) {
   const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40)));
 }
+#endif
+
+PAGED_INLINE IntVec load_units(const int32_t* p) { return (IntVec)_mm512_loadu_si512(p); }
+PAGED_INLINE IntVec broadcast_unit(int32_t x) { return (IntVec)_mm512_set1_epi32(x); }
+PAGED_INLINE void store_units(int32_t* p, IntVec x) { _mm512_storeu_si512(p, (__m512i)x); }
 
 PAGED_INLINE void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
 PAGED_INLINE void store_partial(float* p, Vec x, int64_t n) {
@@ -59,6 +69,81 @@ template <class T>
 PAGED_INLINE void store_partial(T* p, Vec x, int64_t n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(x, T{}));
 }
+
+// The four 128-bit quarters at p and at 4, 8 and 12 strides from it. Loading them one by one costs
+// no shuffle.
+PAGED_INLINE __m512i load_quarters(const int32_t* p, int64_t stride) {
+  const auto quarter = [&](int i) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 4 * i * stride));
+  };
+  __m512i x = _mm512_castsi128_si512(quarter(0));
+  x = _mm512_inserti32x4(x, quarter(1), 1);
+  x = _mm512_inserti32x4(x, quarter(2), 2);
+  return _mm512_inserti32x4(x, quarter(3), 3);
+}
+
+// out[i * out_stride + j] = rows[j * stride + i] for kLanes rows of kLanes units.
+PAGED_INLINE void transpose_rows(const int32_t* rows, int64_t stride, int32_t* out,
+                                 int64_t out_stride) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kLanes; i += 4) {
+    const __m512i a = load_quarters(rows + i, stride);
+    const __m512i b = load_quarters(rows + stride + i, stride);
+    const __m512i c = load_quarters(rows + 2 * stride + i, stride);
+    const __m512i d = load_quarters(rows + 3 * stride + i, stride);
+    const __m512i ab_low = _mm512_unpacklo_epi32(a, b);
+    const __m512i ab_high = _mm512_unpackhi_epi32(a, b);
+    const __m512i cd_low = _mm512_unpacklo_epi32(c, d);
+    const __m512i cd_high = _mm512_unpackhi_epi32(c, d);
+    _mm512_storeu_si512(out + i * out_stride, _mm512_unpacklo_epi64(ab_low, cd_low));
+    _mm512_storeu_si512(out + (i + 1) * out_stride, _mm512_unpackhi_epi64(ab_low, cd_low));
+    _mm512_storeu_si512(out + (i + 2) * out_stride, _mm512_unpacklo_epi64(ab_high, cd_high));
+    _mm512_storeu_si512(out + (i + 3) * out_stride, _mm512_unpackhi_epi64(ab_high, cd_high));
+  }
+}
+
+#if defined(PAGED_ISA_AVX512BF16) || defined(PAGED_ISA_AMX)
+#define PAGED_HAS_BF16_PAIRS
+
+// Pairs of bfloat16 from the first n elements at p, zeros after them.
+PAGED_INLINE IntVec load_pairs(const BFloat16* p, int64_t n) {
+  if (n >= 32) return (IntVec)_mm512_loadu_si512(p);
+  const uint32_t first = n > 0 ? static_cast<uint32_t>((uint64_t{1} << n) - 1) : 0;
+  return (IntVec)_mm512_maskz_loadu_epi16(first, p);
+}
+// x cut, not rounded, to bfloat16.
+PAGED_INLINE Vec high_half(Vec x) { return (Vec)((IntVec)x & static_cast<int32_t>(0xffff0000u)); }
+// The lanes of both vectors in order, as bfloat16: cut, and rounded.
+PAGED_INLINE IntVec high_halves(Vec first, Vec second) {
+  alignas(64) static constexpr int16_t kOdd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                   23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                   45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  return (IntVec)_mm512_permutex2var_epi16((__m512i)first, _mm512_load_si512(kOdd),
+                                           (__m512i)second);
+}
+PAGED_INLINE IntVec narrow_pair(Vec first, Vec second) {
+  return (IntVec)_mm512_cvtne2ps_pbh(second, first);
+}
+// The pairs of each of 32 columns of two rows, of which the first num_a and num_b are there.
+PAGED_INLINE void interleave_rows(const BFloat16* a, int64_t num_a, const BFloat16* b,
+                                  int64_t num_b, IntVec (&pairs)[2]) {
+  const __m512i first = (__m512i)load_pairs(a, num_a);
+  const __m512i second = (__m512i)load_pairs(b, num_b);
+  const __m512i low = _mm512_unpacklo_epi16(first, second);
+  const __m512i high = _mm512_unpackhi_epi16(first, second);
+  const __m512i begin = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+  const __m512i end = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  pairs[0] = (IntVec)_mm512_permutex2var_epi64(low, begin, high);
+  pairs[1] = (IntVec)_mm512_permutex2var_epi64(low, end, high);
+}
+// Lane by lane: c + a.first * b.first + a.second * b.second.
+PAGED_INLINE Vec dot_pairs(IntVec a, IntVec b, Vec c) {
+  return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+}
+#endif
+
+PAGED_INLINE float sum(Vec x) { return _mm512_reduce_add_ps(x); }
+PAGED_INLINE float max(Vec x) { return _mm512_reduce_max_ps(x); }
 
 // Halves four times: first the vectors pairwise within 128-bit quarters, then the quarters.
 PAGED_INLINE Vec sum_each(const Vec (&accs)[kLanes]) {
@@ -83,9 +168,6 @@ PAGED_INLINE Vec sum_each(const Vec (&accs)[kLanes]) {
                    _mm512_shuffle_f32x4(fours[2], fours[3], 0xdd);
   return _mm512_shuffle_f32x4(low, high, 0x88) + _mm512_shuffle_f32x4(low, high, 0xdd);
 }
-
-PAGED_INLINE float sum(Vec x) { return _mm512_reduce_add_ps(x); }
-PAGED_INLINE float max(Vec x) { return _mm512_reduce_max_ps(x); }
 
 }  // namespace
 }  // namespace paged::cpu

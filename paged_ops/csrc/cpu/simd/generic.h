@@ -11,6 +11,7 @@ constexpr int kDots = 4;
 
 PAGED_INLINE Vec broadcast(float x) { return Vec{x, x, x, x}; }
 PAGED_INLINE Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+PAGED_INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 
 PAGED_INLINE float to_float(float x) { return x; }
 PAGED_INLINE float to_float(BFloat16 x) { return as_float(static_cast<uint32_t>(x.bits) << 16); }
@@ -46,6 +47,12 @@ PAGED_INLINE Vec load(const T* p) {
   return Vec{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])};
 }
 
+PAGED_INLINE IntVec load_units(const int32_t* p) { return IntVec{p[0], p[1], p[2], p[3]}; }
+PAGED_INLINE IntVec broadcast_unit(int32_t x) { return IntVec{x, x, x, x}; }
+PAGED_INLINE void store_units(int32_t* p, IntVec x) {
+  for (int i = 0; i < kLanes; ++i) p[i] = x[i];
+}
+
 PAGED_INLINE void store(float* p, Vec x) {
   for (int i = 0; i < kLanes; ++i) p[i] = x[i];
 }
@@ -63,6 +70,16 @@ PAGED_INLINE float max(Vec x) {
   return a > b ? a : b;
 }
 
+// out[i * out_stride + j] = rows[j * stride + i] for kLanes rows of kLanes units.
+PAGED_INLINE void transpose_rows(const int32_t* rows, int64_t stride, int32_t* out,
+                                 int64_t out_stride) {
+  for (int i = 0; i < kLanes; ++i) {
+    const int32_t* column = rows + i;
+    store_units(out + i * out_stride,
+                IntVec{column[0], column[stride], column[2 * stride], column[3 * stride]});
+  }
+}
+
 PAGED_INLINE Vec sum_each(const Vec (&accs)[kLanes]) {
   return Vec{sum(accs[0]), sum(accs[1]), sum(accs[2]), sum(accs[3])};
 }
@@ -71,3 +88,4 @@ PAGED_INLINE Vec sum_each(const Vec (&accs)[kLanes]) {
 }  // namespace paged::cpu
 
 #include "cpu/simd/partial.h"
+#include "cpu/simd/power_of_two.h"

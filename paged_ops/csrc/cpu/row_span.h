@@ -1,4 +1,4 @@
-// The geometry of a row block: which query row is which, and which keys it sees.
+// The geometry of a row span: which query row is which, and which keys it sees.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -22,21 +22,21 @@ struct QueryRow {
   int64_t position;
 };
 
-PAGED_INLINE QueryRow query_row(const AttentionParams& params, const RowBlock& block, int64_t i) {
+PAGED_INLINE QueryRow query_row(const AttentionParams& params, const RowSpan& span, int64_t i) {
   const int64_t group = group_size(params);
-  const int64_t row = block.row_begin + i;
-  const int64_t new_tokens = num_query_tokens(params, block.sequence);
-  return {params.query_start_loc[block.sequence] + row / group, block.kv_head * group + row % group,
-          params.seq_lens[block.sequence] - new_tokens + row / group};
+  const int64_t row = span.row_begin + i;
+  const int64_t new_tokens = num_query_tokens(params, span.sequence);
+  return {params.query_start_loc[span.sequence] + row / group, span.kv_head * group + row % group,
+          params.seq_lens[span.sequence] - new_tokens + row / group};
 }
 
-// All keys that some row of the block sees. Both ends grow with the position, so the first and the
+// All keys that some row of the span sees. Both ends grow with the position, so the first and the
 // last row decide.
-PAGED_INLINE Visible block_visible(const AttentionParams& params, const RowBlock& block) {
-  const int64_t seq_len = params.seq_lens[block.sequence];
-  const Visible first = visible(params, seq_len, query_row(params, block, 0).position);
+PAGED_INLINE Visible span_visible(const AttentionParams& params, const RowSpan& span) {
+  const int64_t seq_len = params.seq_lens[span.sequence];
+  const Visible first = visible(params, seq_len, query_row(params, span, 0).position);
   const Visible last =
-      visible(params, seq_len, query_row(params, block, block.num_rows - 1).position);
+      visible(params, seq_len, query_row(params, span, span.num_rows - 1).position);
   return {first.first, last.last};
 }
 

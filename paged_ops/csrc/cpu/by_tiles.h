@@ -1,0 +1,214 @@
+// Attention of bfloat16 to one piece by the matrix unit.
+//
+// K and V are packed into panels, in the order in which tiles are read, once for all the rows that
+// see the piece:
+//
+//   key panel    [groups of 16 keys][pairs of elements][16]     for scores = Q K^T
+//   value panel  [pairs of keys][elements of head_dim_v]        for sums = P V
+//
+// Where there are few rows, K is read where it lies instead, and the scores are transposed; a
+// score's bits are the same.
+#pragma once
+
+#include "cpu/amx.h"
+#include "cpu/piece.h"
+
+namespace paged::cpu {
+namespace {
+
+// The rows of 16 neighbouring keys; null for a key that the piece's rows don't hold.
+struct KeyGroup {
+  const BFloat16* rows[kTileRows];
+  bool is_strided;  // all are there, and equally far apart, by whole units
+  int64_t stride;   // in units
+};
+
+PAGED_INLINE KeyGroup key_group(const RowStream<BFloat16>& stream, int64_t begin,
+                                int64_t head_dim) {
+  KeyGroup group;
+  bool is_whole = true;
+  for (int i = 0; i < kTileRows; ++i) {
+    const int64_t key = begin + i;
+    group.rows[i] = stream.holds(key) ? stream.key_rows()[key] : nullptr;
+    is_whole &= group.rows[i] != nullptr;
+    if (group.rows[i] != nullptr) prefetch_ahead(stream, key - stream.keys.first, 2 * head_dim);
+  }
+  group.is_strided = false;
+  if (!is_whole) return group;
+  const int64_t step = group.rows[1] - group.rows[0];
+  group.is_strided = step % 2 == 0;
+  for (int i = 2; i < kTileRows; ++i) {
+    group.is_strided &= group.rows[i] == group.rows[0] + i * step;
+  }
+  group.stride = step / 2;
+  return group;
+}
+
+class ByTiles {
+ public:
+  PAGED_INLINE ByTiles(const AttentionParams& params, Memory memory)
+      : head_dim_(params.pool.key.head_dim),
+        head_dim_v_(params.pool.value.head_dim),
+        depth_(round_up((head_dim_ + 1) / 2, kTileUnits)),
+        columns_(columns_of(params)),
+        key_panel_{memory.take<int32_t>(kPiece * depth_), 16, depth_ * 16},
+        value_panel_{memory.take<int32_t>(kPiece / 2 * columns_), columns_, 16},
+        queries_{memory.take<int32_t>(kBlockRows * depth_), depth_, 0},
+        query_group_(memory.take<int32_t>(kTileRows * depth_)),
+        staged_keys_(memory.take<int32_t>(kTileRows * depth_)),
+        scores_(memory.take<float>(kBlockRows * kScoreStride)),
+        weights_{memory.take<int32_t>(kBlockRows * kScoreStride), kScoreStride / 2,
+                 kBlockRows * kScoreStride / 2},
+        values_(memory.take<float>(kBlockRows * columns_)),
+        end_(memory.take<char>(0)) {}
+
+  // Prepares for rows of the span; false if it sees no key of the piece.
+  bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece) {
+    if (!cpu::look_up(params, span, piece, stream_)) return false;
+    are_keys_packed_ = span.num_rows > kTileRows;
+    if (are_keys_packed_) pack_keys();
+    pack_values();
+    return true;
+  }
+
+  // Attends up to kBlockRows rows to `keys`, those of the piece that they see, at least one.
+  void attend(const AttentionParams& params, const RowSpan& rows, int64_t piece, Visible keys,
+              RowSoftmax* softmax) {
+    prepare_queries(params, rows);
+    if (are_keys_packed_) {
+      multiply_packed_keys(rows, keys);
+    } else {
+      multiply_keys_in_place(keys);
+    }
+    weigh_rows(params, rows, piece, keys, scores_, softmax,
+               [&](int64_t r, int64_t key, Vec first, Vec second) {
+                 store_weights(r, key, first, second);
+               });
+    const int64_t begin = keys.first / kChunk * kChunk;
+    const int64_t end = round_up(keys.last, kChunk);
+    multiply<2>(weights_.from(0, begin / 2), rows.num_rows, value_panel_.from_row(begin / 2),
+                (end - begin) / 2, columns_, values_, columns_);
+  }
+
+  // The weighted sums of the last attend(): [kBlockRows][columns_of(params)].
+  PAGED_INLINE const float* values() const { return values_; }
+  PAGED_INLINE const char* end() const { return end_; }
+
+ private:
+  // Copies 16 units of each row of the group, from unit u on, to `to`: zeros for what isn't there.
+  PAGED_INLINE void stage(const KeyGroup& group, int64_t u, int32_t* to, int64_t stride) const {
+    for (int i = 0; i < kTileRows; ++i) {
+      const BFloat16* row = group.rows[i];
+      store_units(to + i * stride,
+                  row == nullptr ? IntVec{} : load_pairs(row + 2 * u, head_dim_ - 2 * u));
+    }
+  }
+
+  void pack_keys() {
+    alignas(64) int32_t staged[kTileRows][kTileUnits];
+    const int64_t end = round_up(stream_.keys.last, kTile);
+    for (int64_t key = stream_.keys.first / kTile * kTile; key < end; key += kTileRows) {
+      const KeyGroup group = key_group(stream_, key, head_dim_);
+      const Panel to = key_panel_.from_group(key / kTileRows);
+      for (int64_t u = 0; u < depth_; u += kTileUnits) {
+        const int32_t* rows = reinterpret_cast<const int32_t*>(group.rows[0]) + u;
+        int64_t stride = group.stride;
+        if (!group.is_strided || 2 * (u + kTileUnits) > head_dim_) {
+          stage(group, u, staged[0], kTileUnits);
+          rows = staged[0];
+          stride = kTileUnits;
+        }
+        transpose_rows(rows, stride, to.from_row(u).data, to.stride);
+      }
+    }
+  }
+
+  void pack_values() {
+    const int64_t end = round_up(stream_.keys.last, kChunk);
+    for (int64_t key = stream_.keys.first / kChunk * kChunk; key < end; key += 2) {
+      const BFloat16* rows[2];
+      for (int i = 0; i < 2; ++i) {
+        rows[i] = stream_.holds(key + i) ? stream_.value_rows()[key + i] : nullptr;
+        if (rows[i] == nullptr) continue;
+        prefetch_ahead(stream_, stream_.num_keys + key + i - stream_.keys.first, 2 * head_dim_v_);
+      }
+      int32_t* to = value_panel_.from_row(key / 2).data;
+      for (int64_t d = 0; d < columns_; d += 32) {
+        const int64_t first = rows[0] == nullptr ? 0 : head_dim_v_ - d;
+        const int64_t second = rows[1] == nullptr ? 0 : head_dim_v_ - d;
+        IntVec pairs[2];
+        interleave_rows(rows[0] + d, first, rows[1] + d, second, pairs);
+        store_units(to + d, pairs[0]);
+        store_units(to + d + 16, pairs[1]);
+      }
+    }
+  }
+
+  void prepare_queries(const AttentionParams& params, const RowSpan& rows) const {
+    for (int64_t r = 0; r < round_up(rows.num_rows, kTileRows); ++r) {
+      int32_t* to = queries_.from(r, 0).data;
+      if (r >= rows.num_rows) {
+        std::memset(to, 0, static_cast<size_t>(depth_ * kUnitBytes));
+        continue;
+      }
+      const BFloat16* from = query_at<BFloat16>(params, query_row(params, rows, r));
+      for (int64_t u = 0; u < depth_; u += kTileUnits) {
+        store_units(to + u, load_pairs(from + 2 * u, head_dim_ - 2 * u));
+      }
+    }
+  }
+
+  void multiply_packed_keys(const RowSpan& rows, Visible keys) const {
+    for (int64_t key = keys.first / kTile * kTile; key < keys.last; key += kTile) {
+      multiply<1>(queries_, rows.num_rows, key_panel_.from_group(key / kTileRows), depth_, kTile,
+                  scores_ + key, kScoreStride);
+    }
+  }
+
+  void multiply_keys_in_place(Visible keys) const {
+    for (int64_t u = 0; u < depth_; u += kTileUnits) {
+      transpose_rows(queries_.from(0, u).data, depth_, query_group_ + u * 16, 16);
+    }
+    for (int64_t key = keys.first / kTileRows * kTileRows; key < keys.last; key += kTileRows) {
+      const KeyGroup group = key_group(stream_, key, head_dim_);
+      const int32_t* rows = reinterpret_cast<const int32_t*>(group.rows[0]);
+      int64_t stride = group.stride;
+      if (!group.is_strided || 2 * depth_ != head_dim_) {
+        for (int64_t u = 0; u < depth_; u += kTileUnits) {
+          stage(group, u, staged_keys_ + u, depth_);
+        }
+        rows = staged_keys_;
+        stride = depth_;
+      }
+      multiply_key_rows(rows, stride, query_group_, depth_, scores_ + key, kScoreStride);
+    }
+  }
+
+  // A softmax weight is the sum of two bfloat16: rounded to one, it would add an error of its own
+  // to that of the result.
+  PAGED_INLINE void store_weights(int64_t r, int64_t key, Vec first, Vec second) const {
+    int32_t* to = weights_.from(r, key / 2).data;
+    store_units(to, high_halves(first, second));
+    store_units(to + weights_.part_stride,
+                narrow_pair(first - high_half(first), second - high_half(second)));
+  }
+
+  int64_t head_dim_;
+  int64_t head_dim_v_;
+  int64_t depth_;    // units of a key
+  int64_t columns_;  // of a value
+  Panel key_panel_;
+  Panel value_panel_;
+  Matrix queries_;        // [kBlockRows][depth_]
+  int32_t* query_group_;  // [depth_][16 rows]
+  int32_t* staged_keys_;  // [16][depth_]
+  float* scores_;         // [kBlockRows][kScoreStride]
+  Matrix weights_;        // two parts of [kBlockRows][kScoreStride / 2]
+  float* values_;         // [kBlockRows][columns_]
+  char* end_;
+  bool are_keys_packed_ = false;
+  RowStream<BFloat16> stream_;
+};
+
+}  // namespace
+}  // namespace paged::cpu

@@ -1,0 +1,152 @@
+// One piece of a sequence: its rows of K and V, and the softmax of some rows of queries over it.
+#pragma once
+
+#include "cpu/row_span.h"
+#include "cpu/softmax.h"
+
+namespace paged::cpu {
+namespace {
+
+constexpr int64_t kCacheLine = 64;
+
+// Rows of scores and weights are a cache line longer than a piece: at a power of two apart they
+// would all fall into the same few sets of the cache.
+constexpr int64_t kScoreStride = kPiece + 16;
+
+// Keys that a softmax, and a weighted sum, takes at a time; a multiple of what any engine takes.
+constexpr int64_t kChunk = 32;
+
+// Accumulators come in multiples of this many floats.
+constexpr int64_t kColumnStep = 32;
+
+PAGED_INLINE int64_t columns_of(const AttentionParams& params) {
+  return round_up(params.pool.value.head_dim, kColumnStep);
+}
+
+// Hands out parts of a thread's scratch memory, each on a cache line.
+class Memory {
+ public:
+  explicit Memory(void* begin) : at_(static_cast<char*>(begin)) {}
+
+  template <class E>
+  PAGED_INLINE E* take(int64_t count) {
+    E* part = reinterpret_cast<E*>(at_);
+    at_ += round_up(count * static_cast<int64_t>(sizeof(E)), kCacheLine);
+    return part;
+  }
+
+ private:
+  char* at_;
+};
+
+// Those of `keys` that lie in the piece, counted from its begin.
+PAGED_INLINE Visible in_piece(Visible keys, int64_t piece) {
+  const int64_t begin = piece * kPiece;
+  keys.first = keys.first > begin ? keys.first - begin : 0;
+  keys.last = keys.last < begin + kPiece ? keys.last - begin : kPiece;
+  if (keys.last < keys.first) keys.last = keys.first;
+  return keys;
+}
+
+// The rows of K, then those of V, of the keys of one piece, in the order they are read, and the
+// first of the next piece.
+template <class T>
+struct RowStream {
+  // Rows ahead of the one being read that are on their way from memory.
+  static constexpr int64_t kAhead = 16;
+
+  const T* rows[2 * kPiece + kAhead];
+  Visible keys;  // counted from the piece's begin
+  int64_t num_keys;
+  int64_t num_rows;  // all of them
+
+  // The rows of K and of V by key, counted from the piece's begin.
+  PAGED_INLINE const T* const* key_rows() const { return rows - keys.first; }
+  PAGED_INLINE const T* const* value_rows() const { return rows + num_keys - keys.first; }
+  PAGED_INLINE bool holds(int64_t key) const { return key >= keys.first && key < keys.last; }
+};
+
+// Appends the rows of keys [first, last) of the sequence to `rows`.
+template <class T>
+PAGED_INLINE int64_t append_rows(const AttentionParams& params, const RowSpan& span,
+                                 const Cache& cache, Visible keys, const T** rows) {
+  const int64_t block_size = params.pool.block_size;
+  const T* head = static_cast<const T*>(cache.data) + span.kv_head * cache.head_stride;
+  int64_t column = keys.first / block_size;
+  int64_t offset = keys.first % block_size;
+  int64_t count = 0;
+  for (int64_t key = keys.first; key < keys.last; ++column, offset = 0) {
+    const T* block = head + params.block_tables.at(span.sequence, column) * cache.block_stride;
+    for (; key < keys.last && offset < block_size; ++key, ++offset) {
+      rows[count++] = block + offset * cache.token_stride;
+    }
+  }
+  return count;
+}
+
+// Looks up the keys of the piece that the span sees; false if it sees none.
+template <class T>
+bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece,
+             RowStream<T>& stream) {
+  const Visible all = span_visible(params, span);
+  stream.keys = in_piece(all, piece);
+  if (stream.keys.first >= stream.keys.last) return false;
+  const int64_t begin = piece * kPiece + stream.keys.first;
+  const int64_t end = piece * kPiece + stream.keys.last;
+  const int64_t ahead = all.last - end < stream.kAhead ? all.last - end : stream.kAhead;
+  int64_t count = append_rows(params, span, params.pool.key, {begin, end}, stream.rows);
+  stream.num_keys = count;
+  count += append_rows(params, span, params.pool.value, {begin, end}, stream.rows + count);
+  count += append_rows(params, span, params.pool.key, {end, end + ahead}, stream.rows + count);
+  stream.num_rows = count;
+  return true;
+}
+
+PAGED_INLINE void prefetch_row(const void* row, int64_t bytes) {
+  const char* p = static_cast<const char*>(row);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+}
+
+template <class T>
+PAGED_INLINE void prefetch_ahead(const RowStream<T>& stream, int64_t i, int64_t bytes) {
+  const int64_t next = i + stream.kAhead;
+  if (next < stream.num_rows) prefetch_row(stream.rows[next], bytes);
+}
+
+template <class T>
+PAGED_INLINE const T* query_at(const AttentionParams& params, const QueryRow& row) {
+  return static_cast<const T*>(params.query.data) + row.token * params.query.token_stride +
+         row.head * params.query.head_stride;
+}
+
+PAGED_INLINE ScoreRule score_rule(const AttentionParams& params, const QueryRow& row,
+                                  int64_t first_key) {
+  const float slope = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[row.head];
+  return {params.scale, params.softcap, slope, static_cast<float>(first_key - row.position)};
+}
+
+// Turns the dot products with the chunks that hold `keys` into weights, 0 for keys that a row
+// doesn't see, which go to store_weights(row, key, kLanes weights, kLanes weights).
+template <class F>
+PAGED_INLINE void weigh_rows(const AttentionParams& params, const RowSpan& rows, int64_t piece,
+                             Visible keys, float* dots, RowSoftmax* softmax, F store_weights) {
+  const int64_t begin = keys.first / kChunk * kChunk;
+  const int64_t end = round_up(keys.last, kChunk);
+  const int64_t seq_len = params.seq_lens[rows.sequence];
+  for (int64_t r = 0; r < rows.num_rows; ++r) {
+    const QueryRow row = query_row(params, rows, r);
+    const Visible seen = in_piece(visible(params, seq_len, row.position), piece);
+    const RowScores scores = {dots + r * kScoreStride, begin, end, seen.first, seen.last};
+    const ScoreRule rule = score_rule(params, row, piece * kPiece);
+    const bool is_product = rule.softcap == 0.0f && rule.alibi_slope == 0.0f && rule.scale > 0.0f;
+    const float scale = is_product ? rule.scale : 1.0f;
+    const float top = is_product ? largest_product(scores) : score_row(scores, rule);
+    const auto store = [&](int64_t key, Vec first, Vec second) {
+      store_weights(r, key, first, second);
+    };
+    softmax[r] = {top * scale, weigh_row(scores, scale, top, store)};
+  }
+}
+
+}  // namespace
+}  // namespace paged::cpu
