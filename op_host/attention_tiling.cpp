@@ -72,6 +72,7 @@ bool fits_cube(int64_t head_dim, int64_t head_dim_v, const CubeStep& step) {
   return l0 <= kL0Bytes / 2 && l0c <= kL0cBytes / 2 &&
          attention_l1_bytes(head_dim, head_dim_v, step) <= kUsableL1 &&
          step.scores >= kKeyBlock * share_of(step) &&
+         step.scores >= kBlockLanes * head_dim_v &&  // rows_out takes rows of output, too
          softmax_ub_bytes(head_dim_v, step) <= kUsableUb;
 }
 
