@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import paged_ops
+
 HEAD_DIM = 128
 
 
@@ -82,7 +84,7 @@ WORKLOADS = (
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of one call, and the same K and V as contiguous rows per sequence."""
+    """The tensors of one call."""
 
     workload: Workload
     query: Tensor
@@ -91,6 +93,12 @@ class Inputs:
     block_tables: Tensor
     seq_lens: Tensor
     query_start_loc: Tensor
+
+    def gathered(self) -> tuple[Tensor, Tensor]:
+        """Return K and V of all sequences, one after another, as ``[tokens, heads, head_dim]``."""
+        return paged_ops.gather_kv(
+            self.key_cache, self.value_cache, self.block_tables, self.seq_lens
+        )
 
 
 def make_inputs(workload: Workload, block_size: int) -> Inputs:

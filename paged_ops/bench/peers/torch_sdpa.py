@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-import paged_ops
 from paged_ops.bench.workloads import Inputs
 
 Call = Callable[[], object]
@@ -45,19 +44,13 @@ def _attend_contiguous(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def contiguous_sdpa(inputs: Inputs) -> Call:
     """Return SDPA sequence by sequence on K and V that are contiguous already."""
-    key, value = _gather(inputs)
+    key, value = inputs.gathered()
     return lambda: _attend_each(inputs, key, value)
 
 
 def gather_sdpa(inputs: Inputs) -> Call:
     """Return SDPA sequence by sequence after gathering K and V out of the pool."""
-    return lambda: _attend_each(inputs, *_gather(inputs))
-
-
-def _gather(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    return paged_ops.gather_kv(
-        inputs.key_cache, inputs.value_cache, inputs.block_tables, inputs.seq_lens
-    )
+    return lambda: _attend_each(inputs, *inputs.gathered())
 
 
 def _attend_each(inputs: Inputs, key: Tensor, value: Tensor) -> list[Tensor]:
