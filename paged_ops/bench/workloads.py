@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-import paged_ops
+from paged_ops import PagedKVCache, gather_kv
 
 HEAD_DIM = 128
 
@@ -81,6 +82,26 @@ WORKLOADS = (
     ),
 )
 
+WRITES = (
+    Workload("W1-32", "write 2048 tokens, 32 KV heads", (2048,), (1,), 32, 32, _BF16),
+    Workload("W1-8", "write 2048 tokens, 8 KV heads", (2048,), (1,), 32, 8, _BF16),
+)
+"""What `write_kv` is timed with; the query is there to look at what was written."""
+
+CURVES = {
+    "length": [
+        _decode(f"length {length}", "decode, batch 1, 32/8 heads", (length,), (32, 8), _BF16)
+        for length in (512, 2048, 8192, 32768)
+    ],
+    "batch": [
+        _decode(
+            f"batch {batch}", "decode, 2048 tokens, 32/8 heads", (2048,) * batch, (32, 8), _BF16
+        )
+        for batch in (1, 4, 16, 64)
+    ],
+}
+"""Decode workloads of which only one thing changes."""
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -96,27 +117,43 @@ class Inputs:
 
     def gathered(self) -> tuple[Tensor, Tensor]:
         """Return K and V of all sequences, one after another, as ``[tokens, heads, head_dim]``."""
-        return paged_ops.gather_kv(
-            self.key_cache, self.value_cache, self.block_tables, self.seq_lens
+        return gather_kv(self.key_cache, self.value_cache, self.block_tables, self.seq_lens)
+
+    def new_tokens(self) -> tuple[Tensor, Tensor]:
+        """Return the K and V of the query tokens, as ``[tokens, heads, head_dim]``."""
+        work, (key, value) = self.workload, self.gathered()
+        ends = itertools.accumulate(work.seq_lens)
+        rows = torch.cat(
+            [torch.arange(e - n, e) for e, n in zip(ends, work.query_lens, strict=True)]
         )
+        return key[rows], value[rows]
+
+    def slots(self) -> Tensor:
+        """Return the slot of every token, sequence after sequence."""
+        block_size, slots = self.key_cache.shape[1], []
+        for table, length in zip(self.block_tables.long(), self.workload.seq_lens, strict=True):
+            places = torch.arange(length)
+            slots.append(table[places // block_size] * block_size + places % block_size)
+        return torch.cat(slots)
 
 
 def make_inputs(workload: Workload, block_size: int) -> Inputs:
-    """Return random tensors with the blocks of each sequence scattered over a head-major pool."""
+    """Return random tensors, the blocks of each sequence scattered over a pool as users have it."""
     blocks = [-(-length // block_size) for length in workload.seq_lens]
     order = torch.randperm(sum(blocks)).to(torch.int32)
     tables = torch.full((len(blocks), max(blocks)), -1, dtype=torch.int32)
     for row, ids in zip(tables, order.split(blocks), strict=True):
         row[: len(ids)] = ids
-    shape = (sum(blocks), 2, workload.num_kv_heads, block_size, HEAD_DIM)
-    pool = torch.empty(shape, dtype=workload.dtype).normal_()
+    pool = PagedKVCache(
+        1, sum(blocks), block_size, workload.num_kv_heads, HEAD_DIM, dtype=workload.dtype
+    )
+    pool.kv_blocks(0).normal_()
     starts = torch.tensor([0, *workload.query_lens], dtype=torch.int32).cumsum(0)
     query = torch.randn(sum(workload.query_lens), workload.num_heads, HEAD_DIM)
     return Inputs(
         workload,
         query.to(workload.dtype),
-        pool[:, 0].transpose(1, 2),
-        pool[:, 1].transpose(1, 2),
+        *pool.layer(0),
         tables,
         torch.tensor(workload.seq_lens, dtype=torch.int32),
         starts.to(torch.int32),

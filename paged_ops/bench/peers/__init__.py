@@ -1,7 +1,16 @@
-"""What attention is compared with. A peer is a module; one whose package is missing says so."""
+"""What attention is compared with: one module for each package that may be installed."""
 
 from __future__ import annotations
 
-from paged_ops.bench.peers.torch_sdpa import PEERS
+from paged_ops.bench.peers import openvino_cpu, sgl_cpu, torch_sdpa, vllm_cpu
+from paged_ops.bench.peers.peer import Call, Peer, Unsupported
 
-__all__ = ["PEERS"]
+PEERS: dict[str, Peer] = {
+    "gather+sdpa": torch_sdpa.GATHERED,
+    "sdpa": torch_sdpa.CONTIGUOUS,
+    "vllm": vllm_cpu.PEER,
+    "sgl": sgl_cpu.PEER,
+    "openvino": openvino_cpu.PEER,
+}
+
+__all__ = ["PEERS", "Call", "Peer", "Unsupported"]

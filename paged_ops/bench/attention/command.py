@@ -1,0 +1,95 @@
+"""The command line of the benchmark, and the benchmark itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paged_ops.bench.attention.machine import describe
+from paged_ops.bench.attention.measure import measure_attention, measure_write, present
+from paged_ops.bench.attention.report import LEGEND, Table, notes
+from paged_ops.bench.attention.result import Result
+from paged_ops.bench.peers import PEERS, Peer
+from paged_ops.bench.timing import Flusher
+from paged_ops.bench.workloads import CURVES, WORKLOADS, WRITES, Workload
+
+_NAMES = [*(workload.name for workload in (*WORKLOADS, *WRITES)), *CURVES]
+
+
+def add_parser(benchmarks: Any) -> None:
+    """Add this benchmark's command line to the program's."""
+    parser = benchmarks.add_parser(
+        "attention", help="attention against its peers and the machine's limits"
+    )
+    parser.add_argument("--samples", type=int, default=9, help="timed calls of each candidate")
+    parser.add_argument("--block-size", type=int, default=32, help="tokens per block")
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=_NAMES, help=", ".join(_NAMES))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--png", type=Path, metavar="FOLDER", help="write pictures there")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Time every chosen workload and print a row for each, as it is done."""
+    peers, absent = present(PEERS)
+    about = describe()
+    print(f"{about['machine']}, {about['threads']} threads, {about['date']}")
+    print(f"CPU variant {about['cpu_isa']}, block size {options.block_size}")
+    print(", ".join(f"{name} {version}" for name, version in about["versions"].items()))
+    for name, reason in absent.items():
+        print(f"{name} left out: {reason}")
+    print(f"\n{LEGEND}\n")
+    results, curves = _measure(options, peers)
+    if options.json is not None:
+        settings = {"block_size": options.block_size, "samples": options.samples}
+        rows = [*results, *(result for curve in curves.values() for result in curve)]
+        content = {**about, **settings, "absent": absent, "results": [r.as_dict() for r in rows]}
+        options.json.write_text(json.dumps(content, indent=2) + "\n")
+    if options.png is not None:
+        _draw(options.png, results, curves)
+
+
+@torch.inference_mode()
+def _measure(
+    options: argparse.Namespace, peers: Mapping[str, Peer]
+) -> tuple[list[Result], dict[str, list[Result]]]:
+    """Run what was asked for: the workloads, and the curves by name."""
+    table, flush = Table(peers), Flusher()
+    print(table.header())
+
+    def rows(measure: Callable[..., Result], workloads: Iterable[Workload]) -> list[Result]:
+        found = []
+        for workload in workloads:
+            result = measure(workload, peers, options.block_size, options.samples, flush)
+            print("\n".join([table.row(result), *notes(result)]), flush=True)
+            found.append(result)
+        return found
+
+    results = rows(measure_attention, _chosen(WORKLOADS, options.only))
+    results += rows(measure_write, _chosen(WRITES, options.only))
+    curves = {name: CURVES[name] for name in CURVES if options.only is None or name in options.only}
+    return results, {name: rows(measure_attention, curve) for name, curve in curves.items()}
+
+
+def _chosen(workloads: Sequence[Workload], names: Sequence[str] | None) -> list[Workload]:
+    return [workload for workload in workloads if names is None or workload.name in names]
+
+
+def _draw(folder: Path, results: Sequence[Result], curves: Mapping[str, Sequence[Result]]) -> None:
+    """Write a picture of the workloads, and one of the curves."""
+    if find_spec("matplotlib") is None:
+        print("\nno pictures: matplotlib is missing; install paged-ops[plots]")
+        return
+    from paged_ops.bench.attention.pictures import draw_curves, draw_workloads
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if results:
+        draw_workloads(folder / "attention.png", results)
+    if curves:
+        draw_curves(folder / "attention-cost.png", curves)

@@ -1,0 +1,124 @@
+"""Timing one workload: ours, every peer that gives the same result, and the limits, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paged_ops.bench.attention.limits import limits
+from paged_ops.bench.attention.result import OURS, Result
+from paged_ops.bench.peers import Call, Peer, Unsupported
+from paged_ops.bench.timing import interleaved_medians
+from paged_ops.bench.workloads import Inputs, Workload, make_inputs
+
+# How far a row may be from ours, as a share of its length: several times the rounding of K and V.
+_TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
+
+
+def present(peers: Mapping[str, Peer]) -> tuple[dict[str, Peer], dict[str, str]]:
+    """Return the peers that can serve here, and for each of the others why it can't."""
+    absences = {name: peer.absence() for name, peer in peers.items()}
+    absent = {name: reason for name, reason in absences.items() if reason is not None}
+    return {name: peer for name, peer in peers.items() if name not in absent}, absent
+
+
+def measure_attention(
+    workload: Workload,
+    peers: Mapping[str, Peer],
+    block_size: int,
+    samples: int,
+    flush: Callable[[], None],
+) -> Result:
+    """Time attention. A peer whose result differs from ours is reported, not timed."""
+    inputs = make_inputs(workload, block_size)
+    calls, notes = checked(inputs, peers)
+    bounds = limits(inputs)
+    return _timed(workload, {OURS: ours(inputs), **calls}, bounds, notes, samples, flush)
+
+
+def measure_write(
+    workload: Workload,
+    peers: Mapping[str, Peer],
+    block_size: int,
+    samples: int,
+    flush: Callable[[], None],
+) -> Result:
+    """Time writing K and V into the pool, against the peers that write and a plain copy."""
+    inputs = make_inputs(workload, block_size)
+    writers = {name: peer for name, peer in peers.items() if peer.write is not None}
+    agreeing, notes = checked(inputs, writers)
+    calls = {name: writers[name].write for name in agreeing}
+    made = {name: write(inputs) for name, write in calls.items() if write is not None}
+    key, value = inputs.gathered()
+    target = torch.empty_like(key), torch.empty_like(value)
+    copy = {"copy": lambda: (target[0].copy_(key), target[1].copy_(value))}
+    mine = {OURS: _our_write(inputs, key, value)}
+    result = _timed(workload, {**mine, **made}, copy, notes, samples, flush)
+    result.is_write = True
+    return result
+
+
+def ours(inputs: Inputs) -> Call:
+    """Return a call of ``torch.ops.paged.attention``."""
+    arguments = (
+        inputs.query,
+        inputs.key_cache,
+        inputs.value_cache,
+        inputs.block_tables,
+        inputs.seq_lens,
+        inputs.query_start_loc,
+    )
+    attention: Any = torch.ops.paged.attention.default
+    return lambda: attention(*arguments)
+
+
+def checked(inputs: Inputs, peers: Mapping[str, Peer]) -> tuple[dict[str, Call], dict[str, str]]:
+    """Make the calls of the peers whose results agree with ours; say what is wrong with others."""
+    expected = _rows(ours(inputs)())
+    tolerance = _TOLERANCES[inputs.workload.dtype]
+    calls: dict[str, Call] = {}
+    notes: dict[str, str] = {}
+    for name, peer in peers.items():
+        try:
+            call = peer.attention(inputs)
+        except Unsupported as reason:
+            notes[name] = str(reason)
+            continue
+        error = _distance(_rows(call()), expected)
+        if error <= tolerance:  # which NaN is not
+            calls[name] = call
+        else:
+            notes[name] = f"wrong: differs from ours by {error:.2g} of a row, limit {tolerance}"
+    return calls, notes
+
+
+def _rows(result: Any) -> Tensor:
+    rows: Tensor = result if isinstance(result, Tensor) else torch.cat(list(result))
+    return rows.float()
+
+
+def _distance(result: Tensor, expected: Tensor) -> float:
+    """Return the largest distance between rows, as a share of the expected row's length."""
+    return float(((result - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
+
+
+def _our_write(inputs: Inputs, key: Tensor, value: Tensor) -> Callable[[], object]:
+    arguments = (key, value, inputs.key_cache, inputs.value_cache, inputs.slots())
+    write_kv: Any = torch.ops.paged.write_kv.default
+    return lambda: write_kv(*arguments)
+
+
+def _timed(
+    workload: Workload,
+    calls: Mapping[str, Callable[[], object]],
+    bounds: Mapping[str, Callable[[], object]],
+    notes: dict[str, str],
+    samples: int,
+    flush: Callable[[], None],
+) -> Result:
+    times = interleaved_medians({**calls, **bounds}, samples, flush)
+    seconds = {name: times[name] for name in calls}
+    return Result(workload, seconds, {name: times[name] for name in bounds}, notes)

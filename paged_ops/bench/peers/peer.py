@@ -1,0 +1,39 @@
+"""What every peer offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from paged_ops.bench.workloads import Inputs
+
+Call = Callable[[], "Tensor | Sequence[Tensor]"]
+"""Returns ``[tokens, heads, head_dim]``, of all sequences or of each."""
+
+
+class Unsupported(Exception):
+    """A peer can't run a workload; the message says why."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An implementation of attention that ours is compared with.
+
+    Attributes
+    ----------
+    package : str or None
+        The distribution whose version is reported. None: a part of torch.
+    absence : callable
+        Returns in one line why the peer can't serve on this machine, or None if it can.
+    attention : callable
+        Makes the call to time; everything that is done once is done here.
+    write : callable or None
+        Makes a call that writes the K and V of a workload into the peer's own cache.
+    """
+
+    package: str | None
+    absence: Callable[[], str | None]
+    attention: Callable[[Inputs], Call]
+    write: Callable[[Inputs], Callable[[], object]] | None = None
