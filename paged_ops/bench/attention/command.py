@@ -12,7 +12,12 @@ from typing import Any
 import torch
 
 from paged_ops.bench.attention.machine import describe
-from paged_ops.bench.attention.measure import measure_attention, measure_write, present
+from paged_ops.bench.attention.measure import (
+    INDEX_COPY,
+    measure_attention,
+    measure_write,
+    present,
+)
 from paged_ops.bench.attention.report import LEGEND, Table, notes
 from paged_ops.bench.attention.result import Result
 from paged_ops.bench.peers import PEERS, Peer
@@ -60,7 +65,7 @@ def _measure(
     options: argparse.Namespace, peers: Mapping[str, Peer]
 ) -> tuple[list[Result], dict[str, list[Result]]]:
     """Run what was asked for: the workloads, and the curves by name."""
-    table, flush = Table(peers), Flusher()
+    table, flush = Table([*peers, INDEX_COPY]), Flusher()
     print(table.header())
 
     def rows(measure: Callable[..., Result], workloads: Iterable[Workload]) -> list[Result]:

@@ -14,6 +14,9 @@ from paged_ops.bench.peers import Call, Peer, Unsupported
 from paged_ops.bench.timing import interleaved_medians
 from paged_ops.bench.workloads import Inputs, Workload, make_inputs
 
+INDEX_COPY = "index_copy"
+"""What torch itself writes a cache with."""
+
 # How far a row may be from ours, as a share of its length: several times the rounding of K and V.
 _TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
 
@@ -46,7 +49,7 @@ def measure_write(
     samples: int,
     flush: Callable[[], None],
 ) -> Result:
-    """Time writing K and V into the pool, against the peers that write and a plain copy."""
+    """Time writing K and V into the pool, against torch, the peers that write and a plain copy."""
     inputs = make_inputs(workload, block_size)
     writers = {name: peer for name, peer in peers.items() if peer.write is not None}
     agreeing, notes = checked(inputs, writers)
@@ -55,8 +58,9 @@ def measure_write(
     key, value = inputs.gathered()
     target = torch.empty_like(key), torch.empty_like(value)
     copy = {"copy": lambda: (target[0].copy_(key), target[1].copy_(value))}
+    torch_writes = {INDEX_COPY: _index_copy(inputs, key, value)}
     mine = {OURS: _our_write(inputs, key, value)}
-    result = _timed(workload, {**mine, **made}, copy, notes, samples, flush)
+    result = _timed(workload, {**mine, **torch_writes, **made}, copy, notes, samples, flush)
     result.is_write = True
     return result
 
@@ -109,6 +113,14 @@ def _our_write(inputs: Inputs, key: Tensor, value: Tensor) -> Callable[[], objec
     arguments = (key, value, inputs.key_cache, inputs.value_cache, inputs.slots())
     write_kv: Any = torch.ops.paged.write_kv.default
     return lambda: write_kv(*arguments)
+
+
+def _index_copy(inputs: Inputs, key: Tensor, value: Tensor) -> Callable[[], object]:
+    """Return a call that copies rows into caches ``[slots, heads, head_dim]`` by their index."""
+    slots = inputs.slots()
+    num_blocks, block_size = inputs.key_cache.shape[:2]
+    caches = torch.zeros(2, num_blocks * block_size, *key.shape[1:], dtype=key.dtype)
+    return lambda: (caches[0].index_copy_(0, slots, key), caches[1].index_copy_(0, slots, value))
 
 
 def _timed(

@@ -17,6 +17,7 @@ def draw_workloads(path: Path, results: Sequence[Result]) -> None:
     names = [result.workload.name for result in results]
     shares = [100 * (result.share_of_limit or 0.0) for result in results]
     above.bar_label(above.bar(names, shares, color="#3a7d44"), fmt="%.0f")
+    above.margins(y=0.1)
     above.axhline(100, color="black", linewidth=0.8)
     above.set_ylabel("percent of the machine's limit")
     best = [result.best_peer for result in results]

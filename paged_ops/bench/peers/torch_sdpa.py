@@ -19,19 +19,6 @@ def _gathered(inputs: Inputs) -> Call:
     return lambda: _attend_each(inputs, *inputs.gathered())
 
 
-def _index_copy(inputs: Inputs) -> Call:
-    """Return a call that copies rows into caches ``[slots, heads, head_dim]`` by their index."""
-    key, value = inputs.gathered()
-    slots = inputs.slots()
-    num_blocks, block_size = inputs.key_cache.shape[:2]
-    caches = torch.zeros(2, num_blocks * block_size, *key.shape[1:], dtype=key.dtype)
-
-    def call() -> list[Tensor]:
-        return [caches[0].index_copy_(0, slots, key), caches[1].index_copy_(0, slots, value)]
-
-    return call
-
-
 def _attend_each(inputs: Inputs, key: Tensor, value: Tensor) -> list[Tensor]:
     lengths = list(inputs.workload.seq_lens)
     queries = inputs.query.split(list(inputs.workload.query_lens))
@@ -56,5 +43,5 @@ def _attend_contiguous(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return output[0].transpose(0, 1)
 
 
-GATHERED = Peer(None, lambda: None, _gathered, _index_copy)
+GATHERED = Peer(None, lambda: None, _gathered)
 CONTIGUOUS = Peer(None, lambda: None, _contiguous)
