@@ -9,7 +9,7 @@ namespace {
 using Vec = __m256;
 typedef int32_t IntVec __attribute__((vector_size(32)));
 constexpr int kLanes = 8;
-constexpr int kDots = 8;        // dot products at a time
+constexpr int kDots = 8;  // dot products at a time
 
 PAGED_INLINE Vec broadcast(float x) { return _mm256_set1_ps(x); }
 PAGED_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }

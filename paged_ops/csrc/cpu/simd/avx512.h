@@ -9,7 +9,7 @@ namespace {
 using Vec = __m512;
 typedef int32_t IntVec __attribute__((vector_size(64)));
 constexpr int kLanes = 16;
-constexpr int kDots = 16;       // dot products at a time, of 32 registers
+constexpr int kDots = 16;  // dot products at a time, of 32 registers
 
 PAGED_INLINE __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 

@@ -9,7 +9,7 @@ namespace {
 using Vec = float32x4_t;
 using IntVec = int32x4_t;
 constexpr int kLanes = 4;
-constexpr int kDots = 16;       // dot products at a time
+constexpr int kDots = 16;  // dot products at a time
 
 PAGED_INLINE Vec broadcast(float x) { return vdupq_n_f32(x); }
 PAGED_INLINE Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
