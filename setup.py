@@ -49,12 +49,13 @@ X86_ISAS = {
     "avx512": ["-march=x86-64-v4"],
     "avx512bf16": ["-march=x86-64-v4", "-mavx512bf16"],
 }
-if sys.platform == "linux":  # elsewhere nothing asks the system for the matrix unit's registers
-    X86_ISAS["amx"] = ["-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
 ARM_ISAS = {
     "generic": [],
     "neon": ["-march=armv8.2-a+fp16"],
 }
+if sys.platform == "linux":  # elsewhere nothing asks the system for the matrix unit's registers,
+    X86_ISAS["amx"] = ["-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
+    ARM_ISAS["neonbf16"] = ["-march=armv8.2-a+fp16+bf16"]  # or whether there is bfdot
 ISAS_BY_MACHINE = {
     "x86_64": X86_ISAS,
     "AMD64": X86_ISAS,

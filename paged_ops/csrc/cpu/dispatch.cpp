@@ -84,6 +84,13 @@ const Candidate kCandidates[] = {
 #endif
      }},
 #endif
+#ifdef PAGED_BUILD_NEONBF16
+    {PAGED_ISA_TABLE(neonbf16),
+     [] {
+       return (getauxval(AT_HWCAP) & HWCAP_ASIMDHP) != 0 &&
+              (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+     }},
+#endif
 };
 constexpr int kNumCandidates = sizeof(kCandidates) / sizeof(kCandidates[0]);
 

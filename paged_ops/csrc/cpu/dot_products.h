@@ -27,18 +27,16 @@ struct Products {
 };
 
 #if defined(PAGED_HAS_BF16_PAIRS)
-// vdpbf16ps: products of pairs of bfloat16, exact, added in float32.
+// In pairs: two products at a time, exact, added in float32.
 template <>
 struct Products<BFloat16> {
   using Query = BFloat16;
-  using Operand = __m512bh;
-  static constexpr int kStep = 32;
-  PAGED_INLINE static Operand query(const Query* q) { return (__m512bh)_mm512_loadu_si512(q); }
-  PAGED_INLINE static Operand key(const BFloat16* k) { return (__m512bh)_mm512_loadu_si512(k); }
-  PAGED_INLINE static Operand key_partial(const BFloat16* k, int64_t n) {
-    return (__m512bh)_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ull << n) - 1), k);
-  }
-  PAGED_INLINE static Vec add(Vec acc, Operand q, Operand k) { return _mm512_dpbf16_ps(acc, q, k); }
+  using Operand = IntVec;
+  static constexpr int kStep = 2 * kLanes;
+  PAGED_INLINE static Operand query(const Query* q) { return load_pairs(q, kStep); }
+  PAGED_INLINE static Operand key(const BFloat16* k) { return load_pairs(k, kStep); }
+  PAGED_INLINE static Operand key_partial(const BFloat16* k, int64_t n) { return load_pairs(k, n); }
+  PAGED_INLINE static Vec add(Vec acc, Operand q, Operand k) { return dot_pairs(q, k, acc); }
   PAGED_INLINE static void prepare(const BFloat16* row, int64_t head_dim, Query* out) {
     const int64_t padded = round_up(head_dim, kStep);
     std::memset(out, 0, static_cast<size_t>(padded) * sizeof(Query));

@@ -15,8 +15,8 @@
 //   times_power_of_two(x, n)        x * 2^n for the integer n
 //   transpose_rows(rows, stride, out, out_stride)    of kLanes x kLanes int32
 //
-// An ISA that multiplies pairs of bfloat16 defines PAGED_HAS_BF16_PAIRS, load_pairs,
-// interleave_rows, high_half, high_halves, narrow_pair and dot_pairs too.
+// An ISA that multiplies pairs of bfloat16 defines PAGED_HAS_BF16_PAIRS, load_pairs and dot_pairs
+// too; one with a matrix unit, interleave_rows, high_half, high_halves and narrow_pair as well.
 #pragma once
 
 #include <cstdint>
@@ -77,7 +77,7 @@ PAGED_INLINE constexpr int64_t round_up(int64_t n, int64_t multiple) {
 #include "cpu/simd/avx512.h"
 #elif defined(PAGED_ISA_AVX2)
 #include "cpu/simd/avx2.h"
-#elif defined(PAGED_ISA_NEON)
+#elif defined(PAGED_ISA_NEON) || defined(PAGED_ISA_NEONBF16)
 #include "cpu/simd/neon.h"
 #else
 #include "cpu/simd/generic.h"

@@ -1,4 +1,5 @@
-// Arm NEON with half-precision conversion (armv8.2-a+fp16): 4 lanes, fused multiply-add.
+// Arm NEON with half-precision conversion (armv8.2-a+fp16): 4 lanes, fused multiply-add. With bf16
+// (armv8.2-a+fp16+bf16) also products of pairs of bfloat16.
 #pragma once
 
 #include <arm_neon.h>
@@ -31,9 +32,37 @@ PAGED_INLINE void store(float* p, Vec x) { vst1q_f32(p, x); }
 PAGED_INLINE void store(Half* p, Vec x) {
   vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(x)));
 }
+#if defined(PAGED_ISA_NEONBF16)
+PAGED_INLINE void store(BFloat16* p, Vec x) {
+  vst1_u16(&p->bits, vreinterpret_u16_bf16(vcvt_bf16_f32(x)));
+}
+#else
 PAGED_INLINE void store(BFloat16* p, Vec x) {
   for (int i = 0; i < kLanes; ++i) p[i] = to_bfloat16(x[i]);
 }
+#endif
+
+#if defined(PAGED_ISA_NEONBF16)
+#define PAGED_HAS_BF16_PAIRS
+
+// Pairs of bfloat16 from the first n elements at p, zeros after them.
+PAGED_INLINE IntVec load_pairs(const BFloat16* p, int64_t n) {
+  if (n >= 2 * kLanes) return vreinterpretq_s32_u16(vld1q_u16(&p->bits));
+  uint16_t elements[2 * kLanes] = {};
+  if (n > 0) std::memcpy(elements, p, static_cast<size_t>(n) * sizeof(BFloat16));
+  return vreinterpretq_s32_u16(vld1q_u16(elements));
+}
+// Lane by lane: c + (a.first * b.first + a.second * b.second), by bfdot.
+//
+// As the Arm manual's BFDotAdd has it where FPCR.EBF is 0, as it is unless a process sets it: the
+// products are exact, each of the two sums is rounded to odd (an inexact one is cut and its last
+// bit set), whatever FPCR says of rounding; subnormal operands, products and sums count as zero,
+// and every NaN is the default one. So an addition is off by less than one unit in the last place,
+// to either side, where an fma is off by half of one.
+PAGED_INLINE Vec dot_pairs(IntVec a, IntVec b, Vec c) {
+  return vbfdotq_f32(c, vreinterpretq_bf16_s32(a), vreinterpretq_bf16_s32(b));
+}
+#endif
 
 PAGED_INLINE float sum(Vec x) {
   const float32x2_t half = vadd_f32(vget_low_f32(x), vget_high_f32(x));
