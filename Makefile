@@ -19,7 +19,7 @@ BUILD_INPUT := setup.py $(filter-out tests/%,$(CXX_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-npu test-torch wheel nightly bench lint format sanitize clean
+.PHONY: help demo test test-npu test-torch wheel nightly bench lint format sanitize valgrind clean
 
 help:
 	@echo 'make demo      build, then let a small language model answer several prompts at once'
@@ -32,6 +32,7 @@ help:
 	@echo 'make lint      ruff, mypy and clang-format, changing nothing'
 	@echo 'make format    let ruff and clang-format rewrite the sources'
 	@echo 'make sanitize  the op tests and a fuzzing run on a library built with ASan and UBSan'
+	@echo 'make valgrind  the CPU kernels under valgrind, which has to be installed'
 	@echo 'make clean     remove the builds and the virtual environment'
 
 demo: $(VENV)/.demo $(LIBRARY)
@@ -155,6 +156,10 @@ $(SANITIZED): $(BUILD_INPUT) $(VENV)/.torch
 sanitize: $(VENV)/.test $(SANITIZED)
 	$(SANITIZERS) HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q --capture=sys $(OP_TESTS)
 	$(SANITIZERS) $(BIN)/python -m tests.fuzz --calls $(FUZZ_CALLS)
+
+# Not in CI. The kernels run in a program of their own: torch and Python would drown their reports.
+valgrind: $(VENV)/.test
+	CXX='$(CXX)' CXXFLAGS=-g $(BIN)/python -m tests.driver.memcheck
 
 clean:
 	rm -rf $(VENV) $(VENV_NPU) $(VENV_BENCH) .venv-torch-* build dist *.egg-info $(LIBRARY)

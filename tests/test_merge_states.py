@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import paged_ops
-from paged_ops import reference
-from tests.support.checks import largest, same_bits
+from tests.support.checks import assert_merged, largest, same_bits
 from tests.support.sequences import DTYPES, normal
 
 assert paged_ops  # Loads the library that registers torch.ops.paged.
@@ -23,17 +22,8 @@ State = tuple[Tensor, Tensor]
 def assert_merges_like_the_reference(a: State, b: State) -> State:
     """Merge with the op, hold it against the reference in float64, and return the result."""
     out, lse = torch.ops.paged.merge_states(*a, *b)
-    want, want_lse = reference.merge_states(a[0].double(), a[1], b[0].double(), b[1])
-    assert (out.dtype, lse.dtype) == (a[0].dtype, torch.float32)
-    assert (out.shape, lse.shape) == (want.shape, want_lse.shape)
     assert out.is_contiguous()
-    assert torch.equal(lse.isneginf(), want_lse.isneginf())
-    seen = ~want_lse.isneginf()
-    eps = torch.finfo(torch.float32).eps
-    assert largest(lse[seen].double() - want_lse[seen]) <= 4 * eps * (1 + largest(want_lse[seen]))
-    # A weight is as exact as the differences of the float32 logs that it is made from.
-    allowed = 4 * eps * (1 + largest(want_lse[seen])) + torch.finfo(out.dtype).eps
-    assert largest(out.double() - want) <= allowed * max(largest(want), 1.0)
+    assert_merged(a, b, out, lse)
     return out, lse
 
 

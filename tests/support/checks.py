@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from paged_ops import reference
 from tests.support.sequences import Sequences, exact, one_thread
 
 FLOAT32_BOUND = 2e-6
@@ -85,6 +86,22 @@ def assert_lse_accurate(lse: Tensor, want: Tensor, bound: float) -> None:
     error = (lse.double() - want)[finite].abs()
     eps = torch.finfo(torch.float32).eps
     assert bool((error <= bound + 2 * eps * want[finite].abs()).all())
+
+
+def assert_merged(
+    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: Tensor, lse: Tensor
+) -> None:
+    """Check results of merge_states on the states ``a`` and ``b`` against the reference."""
+    want, want_lse = reference.merge_states(a[0].double(), a[1], b[0].double(), b[1])
+    assert (out.dtype, lse.dtype) == (a[0].dtype, torch.float32)
+    assert (out.shape, lse.shape) == (want.shape, want_lse.shape)
+    assert torch.equal(lse.isneginf(), want_lse.isneginf())
+    seen = ~want_lse.isneginf()
+    eps = torch.finfo(torch.float32).eps
+    assert largest(lse[seen].double() - want_lse[seen]) <= 4 * eps * (1 + largest(want_lse[seen]))
+    # A weight is as exact as the differences of the float32 logs that it is made from.
+    allowed = 4 * eps * (1 + largest(want_lse[seen])) + torch.finfo(out.dtype).eps
+    assert largest(out.double() - want) <= allowed * max(largest(want), 1.0)
 
 
 @one_thread()

@@ -1,0 +1,93 @@
+"""What the driver is given: every way through the kernels, in small."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from tests.driver.calls import State
+from tests.support.sequences import (
+    GARBAGE,
+    Placement,
+    Sequences,
+    make_sequences,
+    normal,
+)
+
+# Two pieces of 512 keys and a rest; a partial tile; a sequence without keys.
+DECODE_LENS = (1100, 37, 1, 0)
+# Chunked prefill, prefill, and more queries than keys, with more rows than are scored at a time.
+PREFILL_LENS, QUERY_LENS = (130, 45, 3), (41, 45, 5)
+# Multiples of nothing, of what vectors hold, and an odd mix.
+HEAD_DIMS = ((53, 37), (64, 64), (1, 130))
+
+
+def attention_cases(dtype: torch.dtype) -> list[tuple[Sequences, Placement]]:
+    """Return sequences, and how they lie in a pool with garbage wherever they don't."""
+    made = []
+    for head_dim, head_dim_v in HEAD_DIMS:
+        shape = {"num_heads": 6, "num_kv_heads": 2, "head_dim": head_dim, "head_dim_v": head_dim_v}
+        made.append(make_sequences(DECODE_LENS, dtype=dtype, **shape))
+        made.append(make_sequences(PREFILL_LENS, QUERY_LENS, dtype=dtype, **shape))
+    decode, prefill = made[:2]
+    *options, together = each_option(shape["num_heads"])
+    made += [prefill.with_options(**option) for option in options]
+    made += [each.with_options(**together) for each in (decode, prefill)]
+    # Scores so far apart that a weight overflows unless it is relative to the largest.
+    made.append(make_sequences(PREFILL_LENS, QUERY_LENS, dtype=dtype, magnitude=8.0, **shape))
+    placements = [
+        Placement(block_size, layout, query_layout, garbage)
+        for block_size, layout, query_layout in (
+            (16, "HND", "contiguous"),
+            (7, "slice", "slice"),
+            (1, "NHD", "fused qkv"),
+        )
+        for garbage in GARBAGE
+    ]
+    return [(each, placements[i % len(placements)]) for i, each in enumerate(made)]
+
+
+def each_option(num_heads: int) -> list[dict]:
+    """Return the options one by one, then those that go together."""
+    slopes = torch.linspace(0.01, 0.3, num_heads)
+    options = [
+        {"sliding_window": 20},
+        {"alibi_slopes": slopes},
+        {"softcap": 1.5},
+        {"sinks": torch.linspace(-2.0, 3.0, num_heads)},
+        {"causal": False},
+        {"scale": -0.3},
+    ]
+    together: dict = {}
+    for option in options[:4]:
+        together |= option
+    return [*options, together]
+
+
+def long_sequences(dtype: torch.dtype) -> Sequences:
+    """Return sequences that several threads cut, by rows and by pieces."""
+    return make_sequences(
+        (1100, 150), (2, 70), num_heads=4, num_kv_heads=1, head_dim=53, dtype=dtype
+    )
+
+
+def with_last_value(made: Sequences, value: float) -> Sequences:
+    """Return sequences whose last value vectors are all ``value``, which few rows see."""
+    values = tuple(values.clone() for values in made.values)
+    for each in values:
+        each[-1] = value
+    return replace(made, values=values)
+
+
+def states(dtype: torch.dtype) -> tuple[State, State]:
+    """Return two states to merge, with rows that saw no key and hold NaN."""
+    pair = []
+    for seed in (0, 1):
+        out = normal((9, 7, 53), dtype, seed)
+        lse = normal((9, 7), torch.float32, seed + 2, magnitude=3.0)
+        empty = normal((9, 7), torch.float32, seed + 4) > 0.5
+        lse[empty], out[empty] = -math.inf, math.nan
+        pair.append((out, lse))
+    return pair[0], pair[1]

@@ -1,0 +1,184 @@
+"""The aarch64 kernels: cross-compiled, run under an emulator, held against the reference."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.driver import calls
+from tests.driver.build import ROOT, folder, program
+from tests.driver.calls import Call, State
+from tests.driver.cases import attention_cases, long_sequences, states, with_last_value
+from tests.support.checks import assert_accurate, assert_merged, same_bits
+from tests.support.sequences import DTYPES, Placement, make_sequences, place
+
+MACHINE = "aarch64"
+TOOLS = "aarch64-linux-gnu-"
+QEMU = "qemu-aarch64"
+LIBRARIES = "/usr/aarch64-linux-gnu"  # where Debian's cross compiler has those of the machine
+ISAS = ("generic", "neon", "neonbf16")
+
+missing = [tool for tool in (TOOLS + "g++", QEMU) if shutil.which(tool) is None]
+pytestmark = pytest.mark.skipif(
+    bool(missing),
+    reason=f"no {' and no '.join(missing)}: Debian has them in g++-aarch64-linux-gnu and qemu-user",
+)
+each_isa = pytest.mark.parametrize("isa", ISAS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@pytest.fixture(scope="module")
+def driver() -> Path:
+    build = [sys.executable, "-m", "tests.driver.build", MACHINE, TOOLS + "g++"]
+    result = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "warning" not in result.stdout
+    return program(MACHINE)
+
+
+def emulated(driver: Path, cpu: str) -> list[str]:
+    """Return the command that runs the driver on an emulated processor."""
+    return [QEMU, "-L", LIBRARIES, "-cpu", cpu, str(driver)]
+
+
+def run(driver: Path, made: list[Call], isa: str) -> list[State]:
+    """Make the calls on a processor that has everything."""
+    chosen, results = calls.run(emulated(driver, "max"), made, isa)
+    assert chosen == isa
+    return results
+
+
+@each_isa
+@each_dtype
+def test_attention_is_within_the_bounds_of_the_op(
+    driver: Path, isa: str, dtype: torch.dtype
+) -> None:
+    cases = attention_cases(dtype)
+    results = run(driver, [calls.attention(place(*case)) for case in cases], isa)
+    for (made, _), (output, lse) in zip(cases, results, strict=True):
+        assert_accurate(made, output, lse)
+
+
+@each_isa
+@each_dtype
+def test_bits_depend_on_neither_blocks_nor_threads(
+    driver: Path, isa: str, dtype: torch.dtype
+) -> None:
+    made = long_sequences(dtype)
+    placements = [
+        Placement(block_size, layout, garbage=garbage, seed=block_size)
+        for block_size, layout, garbage in (
+            (16, "HND", "nan"),
+            (1, "NHD", "inf"),
+            (37, "slice", "max"),
+            (4096, "article HND", "mixed"),
+        )
+    ]
+    several = [calls.attention(place(made, placement)) for placement in placements]
+    several += [calls.attention(place(made, placements[0]), threads) for threads in (2, 3, 5)]
+    first, *others = run(driver, several, isa)
+    assert_accurate(made, *first)
+    for other in others:
+        assert same_bits(first[0], other[0])
+        assert same_bits(first[1], other[1])
+
+
+@each_isa
+@each_dtype
+def test_a_row_has_the_same_bits_alone_and_among_others(
+    driver: Path, isa: str, dtype: torch.dtype
+) -> None:
+    whole = make_sequences(
+        (70, 530), (45, 9), num_heads=6, num_kv_heads=2, head_dim=53, dtype=dtype
+    )
+    decode = whole.split_rows(lambda query_len: list(range(1, query_len)))
+    made = [calls.attention(place(each, Placement())) for each in (whole, decode)]
+    (output, lse), (alone, lse_alone) = run(driver, made, isa)
+    assert same_bits(output, alone)
+    assert same_bits(lse, lse_alone)
+
+
+@each_isa
+@each_dtype
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_key_that_a_row_does_not_see_does_not_reach_it(
+    driver: Path, isa: str, dtype: torch.dtype, value: float
+) -> None:
+    made = make_sequences((50,), (50,), num_heads=3, num_kv_heads=1, head_dim=20, dtype=dtype)
+    both = [
+        calls.attention(place(each, Placement())) for each in (made, with_last_value(made, value))
+    ]
+    (clean, _), (output, _) = run(driver, both, isa)
+    assert same_bits(clean[:-1], output[:-1])
+    assert not output[-1].isfinite().any()
+
+
+@each_isa
+@each_dtype
+def test_states_are_merged_as_by_the_op(driver: Path, isa: str, dtype: torch.dtype) -> None:
+    a, b = states(dtype)
+    made = [calls.merge_states(a, b, num_threads) for num_threads in (1, 3)]
+    (out, lse), threaded = run(driver, made, isa)
+    assert_merged(a, b, out, lse)
+    assert same_bits(out, threaded[0])
+    assert same_bits(lse, threaded[1])
+
+
+def subnormal(dtype: torch.dtype) -> Tensor:
+    """Return every subnormal number of a 16-bit dtype, and the numbers around them."""
+    bits = torch.arange(0, 2048, dtype=torch.int16)
+    return torch.cat([bits, bits - 2**15]).view(dtype)
+
+
+@each_isa
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_small_values_come_out_as_they_went_in(driver: Path, isa: str, dtype: torch.dtype) -> None:
+    # One key has the weight 1, so the output is the value, by way of float32.
+    values = subnormal(dtype).view(1, 1, -1)
+    made = make_sequences((1,), num_heads=1, head_dim=4, head_dim_v=values.numel(), dtype=dtype)
+    made = replace(made, values=(values,))
+    [(output, _)] = run(driver, [calls.attention(place(made, Placement()))], isa)
+    assert torch.equal(output, values)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "isa"), [("cortex-a53", "generic"), ("cortex-a76", "neon"), ("max", "neonbf16")]
+)
+def test_the_best_variant_that_the_machine_runs_is_chosen(driver: Path, cpu: str, isa: str) -> None:
+    made = make_sequences((40,), dtype=torch.bfloat16)
+    call = calls.attention(place(made, Placement()))
+    chosen, [result] = calls.run(emulated(driver, cpu), [call], "neonbf16")
+    assert chosen == isa
+    assert_accurate(made, *result)
+
+
+def objects() -> dict[str, Path]:
+    """Return the object file of attention for each variant."""
+    return {isa: folder(MACHINE) / f"cpu.attention.isa.{isa}.o" for isa in ISAS}
+
+
+def test_the_variants_differ_in_the_instructions_they_use(driver: Path) -> None:
+    text = {
+        isa: subprocess.check_output([TOOLS + "objdump", "-d", str(path)], text=True)
+        for isa, path in objects().items()
+    }
+    assert "bfdot" in text["neonbf16"]
+    assert "bfcvtn" in text["neonbf16"]
+    for isa in ("generic", "neon"):
+        assert "bfdot" not in text[isa]
+    assert "fmla" in text["neon"]
+    assert "fmla" not in text["generic"]
+
+
+def test_a_variant_exports_nothing_that_another_could_replace(driver: Path) -> None:
+    for path in objects().values():
+        symbols = subprocess.check_output([TOOLS + "nm", str(path)], text=True).splitlines()
+        assert [line for line in symbols if line.split()[-2] in "WVu"] == []
