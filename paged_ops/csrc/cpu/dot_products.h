@@ -35,7 +35,10 @@ struct Products<BFloat16> {
   static constexpr int kStep = 2 * kLanes;
   PAGED_INLINE static Operand query(const Query* q) { return load_pairs(q, kStep); }
   PAGED_INLINE static Operand key(const BFloat16* k) { return load_pairs(k, kStep); }
-  PAGED_INLINE static Operand key_partial(const BFloat16* k, int64_t n) { return load_pairs(k, n); }
+  PAGED_INLINE static Operand key_partial(const BFloat16* k, int64_t n) {
+    if (n <= 0 || n >= kStep) __builtin_unreachable();  // so there is one way through load_pairs
+    return load_pairs(k, n);
+  }
   PAGED_INLINE static Vec add(Vec acc, Operand q, Operand k) { return dot_pairs(q, k, acc); }
   PAGED_INLINE static void prepare(const BFloat16* row, int64_t head_dim, Query* out) {
     const int64_t padded = round_up(head_dim, kStep);
