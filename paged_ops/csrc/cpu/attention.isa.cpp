@@ -129,7 +129,7 @@ template <class T>
 int64_t scratch_bytes_for(const AttentionParams& params, int64_t num_rows) {
   const Way<T> way(params, Memory(nullptr));
   return floats_per_state(params, num_rows) * static_cast<int64_t>(sizeof(float)) +
-         (way.end() - static_cast<char*>(nullptr));
+         static_cast<int64_t>(way.end());
 }
 
 template <class T>

@@ -60,7 +60,7 @@ class ByTiles {
         weights_{memory.take<int32_t>(kBlockRows * kScoreStride), kScoreStride / 2,
                  kBlockRows * kScoreStride / 2},
         values_(memory.take<float>(kBlockRows * columns_)),
-        end_(memory.take<char>(0)) {}
+        end_(memory.address()) {}
 
   // Prepares for rows of the span; false if it sees no key of the piece.
   bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece) {
@@ -92,7 +92,7 @@ class ByTiles {
 
   // The weighted sums of the last attend(): [kBlockRows][columns_of(params)].
   PAGED_INLINE const float* values() const { return values_; }
-  PAGED_INLINE const char* end() const { return end_; }
+  PAGED_INLINE uintptr_t end() const { return end_; }
 
  private:
   // Copies 16 units of each row of the group, from unit u on, to `to`: zeros for what isn't there.
@@ -134,10 +134,15 @@ class ByTiles {
       }
       int32_t* to = value_panel_.from_row(key / 2).data;
       for (int64_t d = 0; d < columns_; d += 32) {
-        const int64_t first = rows[0] == nullptr ? 0 : head_dim_v_ - d;
-        const int64_t second = rows[1] == nullptr ? 0 : head_dim_v_ - d;
+        const BFloat16* at[2] = {};
+        int64_t count[2] = {};
+        for (int i = 0; i < 2; ++i) {
+          if (rows[i] == nullptr) continue;
+          at[i] = rows[i] + d;
+          count[i] = head_dim_v_ - d;
+        }
         IntVec pairs[2];
-        interleave_rows(rows[0] + d, first, rows[1] + d, second, pairs);
+        interleave_rows(at[0], count[0], at[1], count[1], pairs);
         store_units(to + d, pairs[0]);
         store_units(to + d + 16, pairs[1]);
       }
@@ -205,7 +210,7 @@ class ByTiles {
   float* scores_;         // [kBlockRows][kScoreStride]
   Matrix weights_;        // two parts of [kBlockRows][kScoreStride / 2]
   float* values_;         // [kBlockRows][columns_]
-  char* end_;
+  uintptr_t end_;
   bool are_keys_packed_ = false;
   RowStream<BFloat16> stream_;
 };

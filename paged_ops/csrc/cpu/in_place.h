@@ -16,7 +16,7 @@ class InPlace {
         queries_(memory.take<Query>(kBlockRows * prepared_stride<T>(params.pool.key.head_dim))),
         scores_(memory.take<float>(kBlockRows * kScoreStride)),
         values_(memory.take<float>(kBlockRows * columns_)),
-        end_(memory.take<char>(0)) {}
+        end_(memory.address()) {}
 
   // Prepares for rows of the span; false if it sees no key of the piece.
   bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece) {
@@ -38,7 +38,7 @@ class InPlace {
 
   // The weighted sums of the last attend(): [kBlockRows][columns_of(params)].
   PAGED_INLINE const float* values() const { return values_; }
-  PAGED_INLINE const char* end() const { return end_; }
+  PAGED_INLINE uintptr_t end() const { return end_; }
 
  private:
   using Query = typename Products<T>::Query;
@@ -70,7 +70,7 @@ class InPlace {
   Query* queries_;  // [kBlockRows][prepared_stride]
   float* scores_;   // [kBlockRows][kScoreStride]
   float* values_;   // [kBlockRows][columns_]
-  char* end_;
+  uintptr_t end_;
   RowStream<T> stream_;
 };
 

@@ -23,20 +23,22 @@ PAGED_INLINE int64_t columns_of(const AttentionParams& params) {
   return round_up(params.pool.value.head_dim, kColumnStep);
 }
 
-// Hands out parts of a thread's scratch memory, each on a cache line.
+// Hands out parts of a thread's scratch memory, each on a cache line. From address 0 it measures
+// how much there must be.
 class Memory {
  public:
-  explicit Memory(void* begin) : at_(static_cast<char*>(begin)) {}
+  explicit Memory(void* begin) : address_(reinterpret_cast<uintptr_t>(begin)) {}
 
   template <class E>
   PAGED_INLINE E* take(int64_t count) {
-    E* part = reinterpret_cast<E*>(at_);
-    at_ += round_up(count * static_cast<int64_t>(sizeof(E)), kCacheLine);
+    E* part = reinterpret_cast<E*>(address_);
+    address_ += static_cast<uintptr_t>(round_up(count * int64_t{sizeof(E)}, kCacheLine));
     return part;
   }
+  PAGED_INLINE uintptr_t address() const { return address_; }
 
  private:
-  char* at_;
+  uintptr_t address_;
 };
 
 // Those of `keys` that lie in the piece, counted from its begin.
