@@ -25,6 +25,15 @@ struct Candidate {
   bool (*runs_here)();
 };
 
+#ifdef PAGED_BUILD_AVX512
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+
 #ifdef PAGED_BUILD_AMX
 // Whether the machine has AMX for bfloat16, and Linux lets this process use it: the tiles are so
 // large that a process must ask for them.
@@ -56,23 +65,13 @@ const Candidate kCandidates[] = {
      }},
 #endif
 #ifdef PAGED_BUILD_AVX512
-    {PAGED_ISA_TABLE(avx512),
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-              __builtin_cpu_supports("avx512vl");
-     }},
+    {PAGED_ISA_TABLE(avx512), has_avx512},
 #endif
 #ifdef PAGED_BUILD_AVX512BF16
-    {PAGED_ISA_TABLE(avx512bf16),
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
-     }},
+    {PAGED_ISA_TABLE(avx512bf16), has_avx512_bf16},
 #endif
 #ifdef PAGED_BUILD_AMX
-    {PAGED_ISA_TABLE(amx), [] { return __builtin_cpu_supports("avx512bf16") && has_amx(); }},
+    {PAGED_ISA_TABLE(amx), [] { return has_avx512_bf16() && has_amx(); }},
 #endif
 #ifdef PAGED_BUILD_NEON
     {PAGED_ISA_TABLE(neon),

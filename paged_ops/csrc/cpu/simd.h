@@ -6,17 +6,16 @@
 //                        `mask ? a : b` selects by lane (GCC's vector extension)
 //   load(p), store(p, x) kLanes of float, Half or BFloat16, as floats; rounded to nearest even
 //   load_partial(p, n)   the first n only, then zeros; store_partial writes the first n only
-//   load_units(p), store_units(p, x), broadcast_unit(x)     the same for int32
 //   broadcast(x), fma(a, b, c)    fma is fused where the ISA has it; a * b + c never is
 //   larger(a, b)         the larger float of each lane; b where either is NaN
 //   sum(x), max(x)       over the lanes of one vector
 //   kDots, sum_each(accs)    sums that a row of dot products keeps; lane i is the sum of the lanes
 //                        of accs[i], for kLanes vectors, each added in the same fixed order
 //   times_power_of_two(x, n)        x * 2^n for the integer n
-//   transpose_rows(rows, stride, out, out_stride)    of kLanes x kLanes int32
 //
 // An ISA that multiplies pairs of bfloat16 defines PAGED_HAS_BF16_PAIRS, load_pairs and dot_pairs
-// too; one with a matrix unit, interleave_rows, high_half, high_halves and narrow_pair as well.
+// too; one with a matrix unit, what cpu/by_tiles.h takes as well: store_units, transpose_rows,
+// interleave_rows, high_half, high_halves and narrow_pair.
 #pragma once
 
 #include <cstdint>

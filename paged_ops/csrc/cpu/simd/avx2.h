@@ -24,14 +24,6 @@ PAGED_INLINE Vec load(const BFloat16* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
-PAGED_INLINE IntVec load_units(const int32_t* p) {
-  return (IntVec)_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-}
-PAGED_INLINE IntVec broadcast_unit(int32_t x) { return (IntVec)_mm256_set1_epi32(x); }
-PAGED_INLINE void store_units(int32_t* p, IntVec x) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)x);
-}
-
 PAGED_INLINE void store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
 PAGED_INLINE void store(Half* p, Vec x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
@@ -51,32 +43,6 @@ PAGED_INLINE float max(Vec x) {
   __m128 half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   half = _mm_max_ps(half, _mm_movehl_ps(half, half));
   return half[0] > half[1] ? half[0] : half[1];
-}
-
-// The two 128-bit halves at p and at 4 strides from it.
-PAGED_INLINE __m256i load_halves(const int32_t* p, int64_t stride) {
-  return _mm256_loadu2_m128i(reinterpret_cast<const __m128i*>(p + 4 * stride),
-                             reinterpret_cast<const __m128i*>(p));
-}
-
-// out[i * out_stride + j] = rows[j * stride + i] for kLanes rows of kLanes units.
-PAGED_INLINE void transpose_rows(const int32_t* rows, int64_t stride, int32_t* out,
-                                 int64_t out_stride) {
-#pragma GCC unroll 2
-  for (int i = 0; i < kLanes; i += 4) {
-    const __m256i a = load_halves(rows + i, stride);
-    const __m256i b = load_halves(rows + stride + i, stride);
-    const __m256i c = load_halves(rows + 2 * stride + i, stride);
-    const __m256i d = load_halves(rows + 3 * stride + i, stride);
-    const __m256i ab_low = _mm256_unpacklo_epi32(a, b);
-    const __m256i ab_high = _mm256_unpackhi_epi32(a, b);
-    const __m256i cd_low = _mm256_unpacklo_epi32(c, d);
-    const __m256i cd_high = _mm256_unpackhi_epi32(c, d);
-    store_units(out + i * out_stride, (IntVec)_mm256_unpacklo_epi64(ab_low, cd_low));
-    store_units(out + (i + 1) * out_stride, (IntVec)_mm256_unpackhi_epi64(ab_low, cd_low));
-    store_units(out + (i + 2) * out_stride, (IntVec)_mm256_unpacklo_epi64(ab_high, cd_high));
-    store_units(out + (i + 3) * out_stride, (IntVec)_mm256_unpackhi_epi64(ab_high, cd_high));
-  }
 }
 
 // Halves three times: the vectors pairwise within 128-bit halves, then the halves.

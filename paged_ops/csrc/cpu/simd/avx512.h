@@ -53,8 +53,6 @@ PAGED_INLINE __m256i narrow(Vec x, BFloat16) {
 }
 #endif
 
-PAGED_INLINE IntVec load_units(const int32_t* p) { return (IntVec)_mm512_loadu_si512(p); }
-PAGED_INLINE IntVec broadcast_unit(int32_t x) { return (IntVec)_mm512_set1_epi32(x); }
 PAGED_INLINE void store_units(int32_t* p, IntVec x) { _mm512_storeu_si512(p, (__m512i)x); }
 
 PAGED_INLINE void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }

@@ -47,12 +47,6 @@ PAGED_INLINE Vec load(const T* p) {
   return Vec{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])};
 }
 
-PAGED_INLINE IntVec load_units(const int32_t* p) { return IntVec{p[0], p[1], p[2], p[3]}; }
-PAGED_INLINE IntVec broadcast_unit(int32_t x) { return IntVec{x, x, x, x}; }
-PAGED_INLINE void store_units(int32_t* p, IntVec x) {
-  for (int i = 0; i < kLanes; ++i) p[i] = x[i];
-}
-
 PAGED_INLINE void store(float* p, Vec x) {
   for (int i = 0; i < kLanes; ++i) p[i] = x[i];
 }
@@ -68,16 +62,6 @@ PAGED_INLINE float max(Vec x) {
   const float a = x[0] > x[2] ? x[0] : x[2];
   const float b = x[1] > x[3] ? x[1] : x[3];
   return a > b ? a : b;
-}
-
-// out[i * out_stride + j] = rows[j * stride + i] for kLanes rows of kLanes units.
-PAGED_INLINE void transpose_rows(const int32_t* rows, int64_t stride, int32_t* out,
-                                 int64_t out_stride) {
-  for (int i = 0; i < kLanes; ++i) {
-    const int32_t* column = rows + i;
-    store_units(out + i * out_stride,
-                IntVec{column[0], column[stride], column[2 * stride], column[3 * stride]});
-  }
 }
 
 PAGED_INLINE Vec sum_each(const Vec (&accs)[kLanes]) {

@@ -24,10 +24,6 @@ PAGED_INLINE Vec load(const BFloat16* p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16));
 }
 
-PAGED_INLINE IntVec load_units(const int32_t* p) { return vld1q_s32(p); }
-PAGED_INLINE IntVec broadcast_unit(int32_t x) { return vdupq_n_s32(x); }
-PAGED_INLINE void store_units(int32_t* p, IntVec x) { vst1q_s32(p, x); }
-
 PAGED_INLINE void store(float* p, Vec x) { vst1q_f32(p, x); }
 PAGED_INLINE void store(Half* p, Vec x) {
   vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(x)));
@@ -69,21 +65,6 @@ PAGED_INLINE float sum(Vec x) {
   return vget_lane_f32(half, 0) + vget_lane_f32(half, 1);
 }
 PAGED_INLINE float max(Vec x) { return vmaxvq_f32(x); }
-
-// out[i * out_stride + j] = rows[j * stride + i] for kLanes rows of kLanes units.
-PAGED_INLINE void transpose_rows(const int32_t* rows, int64_t stride, int32_t* out,
-                                 int64_t out_stride) {
-  const int32x4_t row0 = vld1q_s32(rows), row1 = vld1q_s32(rows + stride);
-  const int32x4_t row2 = vld1q_s32(rows + 2 * stride), row3 = vld1q_s32(rows + 3 * stride);
-  const int64x2_t a = vreinterpretq_s64_s32(vtrn1q_s32(row0, row1));
-  const int64x2_t b = vreinterpretq_s64_s32(vtrn2q_s32(row0, row1));
-  const int64x2_t c = vreinterpretq_s64_s32(vtrn1q_s32(row2, row3));
-  const int64x2_t d = vreinterpretq_s64_s32(vtrn2q_s32(row2, row3));
-  store_units(out, vreinterpretq_s32_s64(vtrn1q_s64(a, c)));
-  store_units(out + out_stride, vreinterpretq_s32_s64(vtrn1q_s64(b, d)));
-  store_units(out + 2 * out_stride, vreinterpretq_s32_s64(vtrn2q_s64(a, c)));
-  store_units(out + 3 * out_stride, vreinterpretq_s32_s64(vtrn2q_s64(b, d)));
-}
 
 PAGED_INLINE Vec sum_each(const Vec (&accs)[kLanes]) {
   return vpaddq_f32(vpaddq_f32(accs[0], accs[1]), vpaddq_f32(accs[2], accs[3]));
