@@ -23,6 +23,10 @@ _INDICES = (torch.int64, torch.int32)
 _QUANTISED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 _FLOAT_NAMES = "torch.float32, torch.float16 or torch.bfloat16"
+_CACHE_NAMES = (
+    "torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn or "
+    "torch.float8_e5m2"
+)
 
 
 class _Checks:
@@ -85,11 +89,52 @@ class _Checks:
             ),
         )
 
-    def absent(self, name: str, tensor: Tensor | None) -> None:
+    def cache_element(self, name: str, cache: Tensor, like_name: str, like: Tensor) -> None:
         self.require(
-            tensor is None,
-            lambda: f"{name} is a tensor, expected None: quantised caches are not supported yet",
+            cache.dtype in _FLOATS + _QUANTISED,
+            lambda: f"{name} is {cache.dtype}, expected {_CACHE_NAMES}",
         )
+        self.require(
+            cache.dtype in _QUANTISED or cache.dtype == like.dtype,
+            lambda: (
+                f"{name} is {cache.dtype}, expected {like.dtype} like {like_name}, or a quantised "
+                "dtype"
+            ),
+        )
+
+    def scale(self, name: str, scale: Tensor | None, cache_name: str, cache: Tensor) -> None:
+        """Check the scales of a cache: one, one per head, or one per token and head."""
+        if cache.dtype not in _QUANTISED:
+            self.require(
+                scale is None,
+                lambda: (
+                    f"{name} is a tensor, expected None: {cache_name} is {cache.dtype}, which has "
+                    "no scales"
+                ),
+            )
+        if scale is None:
+            self.require(
+                cache.dtype != torch.int8,
+                lambda: (
+                    f"{name} is None, expected a tensor: {cache_name} is torch.int8, which means "
+                    "nothing without its scales"
+                ),
+            )
+            return
+        self.dtype(name, scale, torch.float32)
+        self.same_device(name, scale, cache_name, cache)
+        self.require(
+            scale.dim() in (0, 1, 3),
+            lambda: (
+                f"{name} has {scale.dim()} dimensions, expected 0, 1 or 3: [], [num_kv_heads] or "
+                "[num_blocks, block_size, num_kv_heads]"
+            ),
+        )
+        if scale.dim() == 1:
+            self.size(name, scale, 0, cache.shape[2], "num_kv_heads of the cache")
+        if scale.dim() == 3:
+            for dim, what in enumerate(("num_blocks", "block_size", "num_kv_heads")):
+                self.size(name, scale, dim, cache.shape[dim], f"{what} of the cache")
 
     def pool(
         self,
@@ -97,20 +142,13 @@ class _Checks:
         value_cache: Tensor,
         like_name: str,
         like: Tensor,
-        **scales: Tensor | None,
+        key_scale: Tensor | None,
+        value_scale: Tensor | None,
     ) -> None:
-        """Check the two halves of the pool, whose dtype is that of `like`."""
+        """Check the two halves of the pool, which `like` is used with, and their scales."""
         for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
             self.rank(name, cache, 4, "[num_blocks, block_size, num_kv_heads, head_dim]")
-            self.require(
-                cache.dtype not in _QUANTISED,
-                lambda name=name, cache=cache: (  # type: ignore[misc]
-                    f"{name} is {cache.dtype}, expected {_FLOAT_NAMES}: "
-                    "quantised caches are not supported yet"
-                ),
-            )
-            self.element(name, cache)
-            self.dtype(name, cache, like.dtype, f" like {like_name}")
+            self.cache_element(name, cache, like_name, like)
             self.same_device(name, cache, like_name, like)
             self.dense_last(name, cache)
             for dim, what in ((1, "block_size"), (2, "num_kv_heads"), (3, "head_dim")):
@@ -120,10 +158,16 @@ class _Checks:
                         f"{name}.shape[{dim}] ({what}) is 0, expected 1 or more"
                     ),
                 )
+        self.dtype("value_cache", value_cache, key_cache.dtype, " like key_cache")
         for dim, what in ((0, "num_blocks"), (1, "block_size"), (2, "num_kv_heads")):
             self.size("value_cache", value_cache, dim, key_cache.shape[dim], f"{what} of key_cache")
-        for name, scale in scales.items():
-            self.absent(name, scale)
+        self.scale("key_scale", key_scale, "key_cache", key_cache)
+        self.scale("value_scale", value_scale, "value_cache", value_cache)
+        missing = "key_scale" if key_scale is None else "value_scale"
+        self.require(
+            (key_scale is None) == (value_scale is None),
+            lambda: f"{missing} is None, expected a tensor: the other scale is given",
+        )
 
     def lengths(self, block_tables: Tensor, seq_lens: Tensor, like_name: str, like: Tensor) -> None:
         self.rank("block_tables", block_tables, 2, "[batch, max_blocks_per_seq]")
@@ -142,6 +186,34 @@ class _Checks:
         self.dtype(name, tensor, torch.float32)
         self.same_device(name, tensor, "query", query)
         self.size(name, tensor, 0, query.shape[1], "num_heads of query")
+
+    def tree_mask(
+        self,
+        mask: Tensor | None,
+        query: Tensor,
+        sliding_window: int | None,
+        alibi_slopes: Tensor | None,
+    ) -> None:
+        if mask is None:
+            return
+        self.rank("tree_mask", mask, 2, "[num_query_tokens, max_query_len]")
+        self.dtype("tree_mask", mask, torch.bool)
+        self.same_device("tree_mask", mask, "query", query)
+        self.size("tree_mask", mask, 0, query.shape[0], "num_tokens of query")
+        self.require(
+            sliding_window is None,
+            lambda: (
+                f"sliding_window is {sliding_window}, expected None: a window goes by position, "
+                "which tree_mask leaves open"
+            ),
+        )
+        self.require(
+            alibi_slopes is None,
+            lambda: (
+                "alibi_slopes is a tensor, expected None: ALiBi goes by position, which tree_mask "
+                "leaves open"
+            ),
+        )
 
     def scalars(self, scale: float | None, sliding_window: int | None, softcap: float) -> None:
         self.require(
@@ -176,6 +248,7 @@ def _check_attention(
     sinks: Tensor | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
+    tree_mask: Tensor | None = None,
 ) -> None:
     checks = _Checks(op)
     checks.tensors(
@@ -188,9 +261,7 @@ def _check_attention(
     checks.rank("query", query, 3, "[num_tokens, num_heads, head_dim]")
     checks.element("query", query)
     checks.dense_last("query", query)
-    checks.pool(
-        key_cache, value_cache, "query", query, key_scale=key_scale, value_scale=value_scale
-    )
+    checks.pool(key_cache, value_cache, "query", query, key_scale, value_scale)
     checks.size("query", query, 2, key_cache.shape[3], "head_dim of key_cache")
     num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]
     checks.require(
@@ -218,6 +289,7 @@ def _check_attention(
         checks.dtype("query_start_loc", query_start_loc, torch.int32)
         checks.same_device("query_start_loc", query_start_loc, "query", query)
         checks.size("query_start_loc", query_start_loc, 0, batch + 1, "batch + 1")
+    checks.tree_mask(tree_mask, query, sliding_window, alibi_slopes)
 
 
 def _new_output(query: Tensor, value_cache: Tensor) -> Tensor:
@@ -275,7 +347,7 @@ def _fake_write_kv(
     )
     checks.rank("key", key, 3, "[num_tokens, num_kv_heads, head_dim]")
     checks.element("key", key)
-    checks.pool(key_cache, value_cache, "key", key, key_scale=key_scale, value_scale=value_scale)
+    checks.pool(key_cache, value_cache, "key", key, key_scale, value_scale)
     checks.dtype("value", value, key.dtype, " like key")
     checks.same_device("value", value, "key", key)
     for name, rows, cache in (("key", key, key_cache), ("value", value, value_cache)):
@@ -312,10 +384,17 @@ def _fake_merge_states(
     return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape)
 
 
-def _fake_copy_blocks(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -> None:
+def _fake_copy_blocks(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_mapping: Tensor,
+    *,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> None:
     checks = _Checks("copy_blocks")
     checks.tensors(key_cache=key_cache, value_cache=value_cache, block_mapping=block_mapping)
-    checks.pool(key_cache, value_cache, "key_cache", key_cache)
+    checks.pool(key_cache, value_cache, "key_cache", key_cache, key_scale, value_scale)
     checks.rank("block_mapping", block_mapping, 2, "[num_copies, 2]")
     checks.size("block_mapping", block_mapping, 1, 2, "(source, destination)")
     checks.index_dtype("block_mapping", block_mapping)
@@ -336,13 +415,12 @@ def _fake_gather_kv(
     checks.tensors(
         key_cache=key_cache, value_cache=value_cache, block_tables=block_tables, seq_lens=seq_lens
     )
-    checks.pool(
-        key_cache, value_cache, "key_cache", key_cache, key_scale=key_scale, value_scale=value_scale
-    )
+    checks.pool(key_cache, value_cache, "key_cache", key_cache, key_scale, value_scale)
     checks.lengths(block_tables, seq_lens, "key_cache", key_cache)
     rows = torch.library.get_ctx().new_dynamic_size() if num_tokens is None else num_tokens
-    key = key_cache.new_empty((rows, *key_cache.shape[2:]))
-    return key, value_cache.new_empty((rows, *value_cache.shape[2:]))
+    dtype = torch.float32 if key_cache.dtype in _QUANTISED else key_cache.dtype
+    key = key_cache.new_empty((rows, *key_cache.shape[2:]), dtype=dtype)
+    return key, value_cache.new_empty((rows, *value_cache.shape[2:]), dtype=dtype)
 
 
 def _define_attention_out() -> None:
@@ -408,6 +486,7 @@ def _autograd_mutating(overload: Any, op: str, written: tuple[str, ...]) -> Call
     """Return the Autograd kernel of an op that writes its arguments: a gradient is refused at once.
 
     Nothing would ever call a backward of the write itself, so a later one would silently miss it.
+    Of the scales those per token are written.
     """
     names = [argument.name for argument in overload._schema.arguments]
 
@@ -416,7 +495,11 @@ def _autograd_mutating(overload: Any, op: str, written: tuple[str, ...]) -> Call
             raise _no_gradient(op)
         result = overload.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
         given = dict(zip(names, args, strict=False)) | kwargs
-        torch.autograd.graph.increment_version([given[name] for name in written])
+        changed = [given[name] for name in written]
+        scales = (given.get("key_scale"), given.get("value_scale"))
+        if op != "attention":
+            changed += [scale for scale in scales if scale is not None and scale.dim() == 3]
+        torch.autograd.graph.increment_version(changed)
         return result
 
     return kernel

@@ -31,6 +31,7 @@ def attention(
     sinks: Tensor | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
+    tree_mask: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend query tokens to the keys and values of their sequences, read from the block pool.
@@ -45,9 +46,10 @@ def attention(
         ``[num_tokens, num_heads, head_dim]``, float32, float16 or bfloat16. Query head h reads KV
         head ``h // (num_heads // num_kv_heads)``.
     key_cache, value_cache : Tensor
-        ``[num_blocks, block_size, num_kv_heads, head_dim]``, query's dtype; value_cache may have
-        another head_dim. Any strides but a dense last dimension: every common layout is read in
-        place.
+        ``[num_blocks, block_size, num_kv_heads, head_dim]``, both of query's dtype or both of one
+        quantised dtype: int8, float8_e4m3fn or float8_e5m2. value_cache may have another head_dim,
+        and be a view of key_cache (MLA). Any strides but a dense last dimension: every common
+        layout is read in place.
     block_tables : Tensor
         ``[batch, max_blocks_per_seq]`` int32: the ids of each sequence's blocks, in order. Entries
         that no query token needs may hold anything.
@@ -70,7 +72,15 @@ def attention(
         ``[num_heads]`` float32: one more logit in each softmax's denominator, not scaled, not
         capped.
     key_scale, value_scale : Tensor, optional
-        For quantised caches, which are not supported yet: must be None.
+        The scales of quantised caches, float32, both or none: an element stands for itself times
+        its scale. ``[]``: one scale; ``[num_kv_heads]``: one per head; ``[num_blocks, block_size,
+        num_kv_heads]``, of any strides: one per token and head. An int8 cache needs them; without
+        them float8 elements stand for themselves.
+    tree_mask : Tensor, optional
+        ``[num_tokens, max_query_len]`` bool, for speculative decoding: whether a query token sees
+        new token j of its sequence. It hides new tokens only, never context, and hides in addition
+        to `causal`. Columns past a sequence's query tokens may hold anything. Goes with neither
+        sliding_window nor alibi_slopes, which count positions.
     out : Tensor, optional
         Where to write the result; must share no memory with the inputs.
 
@@ -118,6 +128,7 @@ def attention(
         "sinks": sinks,
         "key_scale": key_scale,
         "value_scale": value_scale,
+        "tree_mask": tree_mask,
     }
     if out is None:
         return cast("Tensor", torch.ops.paged.attention.default(*arguments, **options))
@@ -140,6 +151,7 @@ def attention_with_lse(
     sinks: Tensor | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
+    tree_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend like `attention`, and return the log-sum-exp of the scores as well.
 
@@ -147,7 +159,7 @@ def attention_with_lse(
     ----------
     query, key_cache, value_cache, block_tables, seq_lens, query_start_loc
         As in `attention`.
-    scale, causal, sliding_window, softcap, alibi_slopes, sinks, key_scale, value_scale
+    scale, causal, sliding_window, softcap, alibi_slopes, sinks, key_scale, value_scale, tree_mask
         As in `attention`.
 
     Returns
@@ -194,6 +206,7 @@ def attention_with_lse(
         sinks=sinks,
         key_scale=key_scale,
         value_scale=value_scale,
+        tree_mask=tree_mask,
     )
     return cast("tuple[Tensor, Tensor]", result)
 
@@ -213,8 +226,9 @@ def write_kv(
     Parameters
     ----------
     key, value : Tensor
-        ``[num_tokens, num_kv_heads, head_dim]``, the caches' dtype and head_dim. They must share no
-        memory with the caches.
+        ``[num_tokens, num_kv_heads, head_dim]``, the caches' head_dim and, unless those are
+        quantised, their dtype. They must share no memory with the caches. Where value_cache is a
+        view of a quantised key_cache, value is the same view of key.
     key_cache, value_cache : Tensor
         ``[num_blocks, block_size, num_kv_heads, head_dim]``; written in place, whatever their
         strides.
@@ -222,7 +236,10 @@ def write_kv(
         ``[num_tokens]`` int64 or int32: slot = block * block_size + offset. -1 writes nothing. Of a
         slot given twice the last row stays, whole.
     key_scale, value_scale : Tensor, optional
-        For quantised caches, which are not supported yet: must be None.
+        The scales of quantised caches, as in `attention`. Elements are ``x / scale``, rounded to
+        nearest even; what is too large becomes the largest element, and NaN becomes 0 in int8.
+        Scales per token and head are written too: a row's is its largest magnitude over the largest
+        element (127, 448 or 57344), or NaN if the row isn't finite, so that all of it reads as NaN.
 
     Raises
     ------
@@ -296,7 +313,14 @@ def merge_states(
     return cast("tuple[Tensor, Tensor]", result)
 
 
-def copy_blocks(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -> None:
+def copy_blocks(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_mapping: Tensor,
+    *,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> None:
     """Copy whole blocks inside the pool, in place: what copy-on-write asks for.
 
     Parameters
@@ -306,6 +330,8 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -
     block_mapping : Tensor
         ``[num_copies, 2]`` int64 or int32: (source, destination). All sources are read before any
         destination is written, so chains and swaps work. No destination may stand twice.
+    key_scale, value_scale : Tensor, optional
+        The scales of quantised caches, as in `attention`. Those per token and head are copied too.
 
     Raises
     ------
@@ -321,7 +347,9 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -
     >>> pool[:, 0, 0, 0, 0].tolist()
     [1.0, 0.0, 2.0]
     """
-    torch.ops.paged.copy_blocks.default(key_cache, value_cache, block_mapping)
+    torch.ops.paged.copy_blocks.default(
+        key_cache, value_cache, block_mapping, key_scale=key_scale, value_scale=value_scale
+    )
 
 
 def gather_kv(
@@ -348,12 +376,13 @@ def gather_kv(
         The sum of seq_lens, where the caller knows it: a compiled graph then knows the result's
         size.
     key_scale, value_scale : Tensor, optional
-        For quantised caches, which are not supported yet: must be None.
+        The scales of quantised caches, as in `attention`.
 
     Returns
     -------
     key, value : Tensor
-        ``[sum of seq_lens, num_kv_heads, head_dim]``, one sequence after another.
+        ``[sum of seq_lens, num_kv_heads, head_dim]``, one sequence after another: the caches'
+        dtype, or float32 and times their scales from quantised caches.
 
     Raises
     ------

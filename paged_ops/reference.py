@@ -13,9 +13,10 @@ have queries. New token ``j`` sits at position ``p = n - m + j`` and sees key ``
 
     0 <= k < n   and   (not causal or k <= p)   and   (no window or k > p - sliding_window)
 
-Those keys are one contiguous range, possibly empty. Query head ``h`` reads KV head
-``h // (num_heads // num_kv_heads)``. With ``q`` the query and ``K``, ``V`` the keys and values
-that it sees::
+Those keys are one contiguous range, possibly empty; a tree mask hides some of the new tokens among
+them: token ``i`` is seen only if ``tree_mask[row, i]``, with ``row`` the row of the query. Query
+head ``h`` reads KV head ``h // (num_heads // num_kv_heads)``. With ``q`` the query and ``K``, ``V``
+the keys and values that it sees::
 
     s_k = scale * dot(q, K_k)                        scale
     s_k = softcap * tanh(s_k / softcap)              softcap, when it is not 0
@@ -27,6 +28,17 @@ that it sees::
 A query that sees no key has output 0; its ``lse`` is the sink, or ``-inf`` where there is none.
 Because ``lse`` is the log of the whole denominator, results over disjoint sets of keys can be
 merged exactly (`merge_states`), provided that only one of them carries the sink.
+
+Quantised caches
+----------------
+An element of an int8, float8_e4m3fn or float8_e5m2 cache stands for itself times its scale. Scales
+are ``[]`` (one for all), ``[num_kv_heads]`` or ``[num_blocks, block_size, num_kv_heads]``; without
+them a float8 cache has the scale 1. `write_kv` writes ``x / scale``, rounded to nearest even; what
+is too large becomes the largest element. A scale per token and head it chooses itself, by row::
+
+    scale = max(abs(row)) / largest element        127, 448 or 57344
+
+and NaN where the row isn't finite, so that it reads as NaN.
 
 Online form
 -----------
@@ -82,6 +94,7 @@ def attention(
     sinks: Tensor | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
+    tree_mask: Tensor | None = None,
 ) -> Tensor:
     """Attend over a paged KV cache; see the module's text for the formulas.
 
@@ -91,9 +104,10 @@ def attention(
         ``[num_tokens, num_heads, head_dim]``, the new tokens of all sequences, one sequence
         after the other. Any floating dtype.
     key_cache : Tensor
-        ``[num_blocks, block_size, num_kv_heads, head_dim]``, the dtype of ``query``.
+        ``[num_blocks, block_size, num_kv_heads, head_dim]``, the dtype of ``query`` or a quantised
+        one.
     value_cache : Tensor
-        ``[num_blocks, block_size, num_kv_heads, head_dim_v]``, the dtype of ``query``.
+        ``[num_blocks, block_size, num_kv_heads, head_dim_v]``, the dtype of ``key_cache``.
     block_tables : Tensor
         ``[batch, max_blocks_per_seq]``, int32: the block ids of each sequence, in order. Entries
         past ``ceil(seq_lens[i] / block_size)`` may hold anything.
@@ -114,8 +128,11 @@ def attention(
         ``[num_heads]``, float32: bias per position of distance.
     sinks : Tensor, optional
         ``[num_heads]``, float32: one extra logit in the denominator, neither scaled nor capped.
-    key_scale, value_scale : None
-        Reserved for quantised caches.
+    key_scale, value_scale : Tensor, optional
+        Scales of quantised caches, float32: ``[]``, ``[num_kv_heads]`` or
+        ``[num_blocks, block_size, num_kv_heads]``. An int8 cache needs them.
+    tree_mask : Tensor, optional
+        ``[num_tokens, max_query_len]``, bool: whether a query sees each new token of its sequence.
 
     Returns
     -------
@@ -124,8 +141,8 @@ def attention(
 
     Raises
     ------
-    NotImplementedError
-        If ``key_scale`` or ``value_scale`` is given.
+    ValueError
+        If a cache is int8 and has no scale.
 
     See Also
     --------
@@ -165,6 +182,7 @@ def attention(
         sinks=sinks,
         key_scale=key_scale,
         value_scale=value_scale,
+        tree_mask=tree_mask,
     )
     return output
 
@@ -185,6 +203,7 @@ def attention_with_lse(
     sinks: Tensor | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
+    tree_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend over a paged KV cache and return the log of the denominator too.
 
@@ -200,8 +219,8 @@ def attention_with_lse(
 
     Raises
     ------
-    NotImplementedError
-        If ``key_scale`` or ``value_scale`` is given.
+    ValueError
+        If a cache is int8 and has no scale.
 
     Examples
     --------
@@ -218,7 +237,8 @@ def attention_with_lse(
     tensor([[1.],
             [2.]])
     """
-    _refuse_scales(key_scale, value_scale)
+    key_half, value_half = _Half(key_cache, key_scale), _Half(value_cache, value_scale)
+    visible = _Visibility(causal, sliding_window, tree_mask)
     scores = _ScoreRule(
         scale=query.shape[2] ** -0.5 if scale is None else scale,
         softcap=softcap,
@@ -229,13 +249,13 @@ def attention_with_lse(
 
     for sequence, rows in _sequences(query, seq_lens, query_start_loc):
         length = int(seq_lens[sequence])
-        keys = _gather(key_cache, block_tables[sequence], length).to(output.dtype)
-        values = _gather(value_cache, block_tables[sequence], length).to(output.dtype)
-        for j, row in enumerate(rows):
-            position = length - len(rows) + j
-            seen = _visible_keys(position, length, causal, sliding_window)
+        keys = key_half.gather(block_tables[sequence], length, output.dtype)
+        values = value_half.gather(block_tables[sequence], length, output.dtype)
+        for row in rows:
+            position = length - (rows.stop - row)
+            seen = visible.keys(row, position, length, length - len(rows))
             output[row], lse[row] = _softmax_of_one_query(
-                scores.of(query[row].to(output.dtype), keys[seen], position - seen.start),
+                scores.of(query[row].to(output.dtype), keys[seen], seen - position),
                 values[seen],
                 sinks,
             )
@@ -258,13 +278,15 @@ def attention_by_blocks(
     sinks: Tensor | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
+    tree_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `attention_with_lse` with an online softmax, one block of the cache at a time.
 
     Parameters, results and errors are those of `attention_with_lse`, to within rounding. This is
     the algorithm that the compiled kernels follow.
     """
-    _refuse_scales(key_scale, value_scale)
+    key_half, value_half = _Half(key_cache, key_scale), _Half(value_cache, value_scale)
+    visible = _Visibility(causal, sliding_window, tree_mask)
     scores = _ScoreRule(
         scale=query.shape[2] ** -0.5 if scale is None else scale,
         softcap=softcap,
@@ -276,21 +298,21 @@ def attention_by_blocks(
 
     for sequence, rows in _sequences(query, seq_lens, query_start_loc):
         length = int(seq_lens[sequence])
-        for j, row in enumerate(rows):
-            position = length - len(rows) + j
-            seen = _visible_keys(position, length, causal, sliding_window)
+        for row in rows:
+            position = length - (rows.stop - row)
+            seen = visible.keys(row, position, length, length - len(rows))
             state = _OnlineSoftmax(query.shape[1], value_cache.shape[3], sinks, output)
-            for index in range(seen.start // block_size, -(-seen.stop // block_size)):
+            for index in (seen // block_size).unique().tolist():
                 block = int(block_tables[sequence, index])
-                first = index * block_size
-                inside = slice(max(seen.start - first, 0), min(seen.stop - first, block_size))
+                in_block = seen[seen // block_size == index]
+                offsets = in_block % block_size
                 state.add(
                     scores.of(
                         query[row].to(output.dtype),
-                        key_cache[block, inside].to(output.dtype),
-                        position - first - inside.start,
+                        key_half.rows(block, offsets, output.dtype),
+                        in_block - position,
                     ),
-                    value_cache[block, inside].to(output.dtype),
+                    value_half.rows(block, offsets, output.dtype),
                 )
             output[row], lse[row] = state.result()
     return output.to(query.dtype), lse
@@ -311,9 +333,10 @@ def write_kv(
     Parameters
     ----------
     key : Tensor
-        ``[num_tokens, num_kv_heads, head_dim]``, the dtype of ``key_cache``.
+        ``[num_tokens, num_kv_heads, head_dim]``, the dtype of ``key_cache`` unless that is
+        quantised.
     value : Tensor
-        ``[num_tokens, num_kv_heads, head_dim_v]``, the dtype of ``value_cache``.
+        ``[num_tokens, num_kv_heads, head_dim_v]``, the dtype of ``key``.
     key_cache : Tensor
         ``[num_blocks, block_size, num_kv_heads, head_dim]``, changed in place.
     value_cache : Tensor
@@ -321,13 +344,13 @@ def write_kv(
     slot_mapping : Tensor
         ``[num_tokens]``, int64 or int32: ``block * block_size + offset`` for each token, or -1
         for a token that is not written. Of tokens with the same slot the last one stays.
-    key_scale, value_scale : None
-        Reserved for quantised caches.
+    key_scale, value_scale : Tensor, optional
+        Scales of quantised caches, as in `attention`. One per token and head is changed in place.
 
     Raises
     ------
-    NotImplementedError
-        If ``key_scale`` or ``value_scale`` is given.
+    ValueError
+        If a cache is int8 and has no scale.
 
     Examples
     --------
@@ -339,13 +362,16 @@ def write_kv(
     >>> cache.flatten()
     tensor([9., 0., 0., 7.])
     """
-    _refuse_scales(key_scale, value_scale)
+    key_half, value_half = _Half(key_cache, key_scale), _Half(value_cache, value_scale)
     block_size = key_cache.shape[1]
+    # A quantised row has one scale, so it is written once.
+    is_one_row = key_half.is_quantised and value_cache.data_ptr() == key_cache.data_ptr()
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot != -1:
             block, offset = divmod(slot, block_size)
-            key_cache[block, offset] = key[token]
-            value_cache[block, offset] = value[token]
+            key_half.write(block, offset, key[token])
+            if not is_one_row:
+                value_half.write(block, offset, value[token])
 
 
 def merge_states(
@@ -396,7 +422,14 @@ def merge_states(
     return (share(out_a, lse_a) + share(out_b, lse_b)).to(out_a.dtype), lse
 
 
-def copy_blocks(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -> None:
+def copy_blocks(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_mapping: Tensor,
+    *,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> None:
     """Copy whole blocks of the cache, in place, all reads before any write.
 
     Because of that order a chain (0 to 1, 1 to 2) moves the old contents along, and a swap
@@ -411,6 +444,8 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -
     block_mapping : Tensor
         ``[n, 2]``, int64 or int32: pairs of source and destination block. Each block is the
         destination of at most one pair.
+    key_scale, value_scale : Tensor, optional
+        Scales of quantised caches, as in `attention`. One per token and head is copied too.
 
     Examples
     --------
@@ -422,11 +457,13 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, block_mapping: Tensor) -
     tensor([0., 0., 1.])
     """
     source, destination = block_mapping.long().unbind(1)
-    # Indexing with a tensor copies. Both caches are read before either is written, because one
-    # may be a view of the other (value_cache = key_cache[..., :head_dim_v]).
-    keys, values = key_cache[source], value_cache[source]
-    key_cache[destination] = keys
-    value_cache[destination] = values
+    written = [key_cache, value_cache]
+    written += [s for s in (key_scale, value_scale) if s is not None and s.dim() == 3]
+    # Indexing with a tensor copies. All is read before anything is written, because one cache may
+    # be a view of the other (value_cache = key_cache[..., :head_dim_v]).
+    contents = [_as_bytes(tensor)[source] for tensor in written]
+    for tensor, content in zip(written, contents, strict=True):
+        _as_bytes(tensor)[destination] = content
 
 
 def gather_kv(
@@ -453,22 +490,21 @@ def gather_kv(
         ``[batch]``, int32: tokens of each sequence in the cache.
     num_tokens : int, optional
         ``sum(seq_lens)``, for callers that know it.
-    key_scale, value_scale : None
-        Reserved for quantised caches.
+    key_scale, value_scale : Tensor, optional
+        Scales of quantised caches, as in `attention`.
 
     Returns
     -------
     key : Tensor
-        ``[sum(seq_lens), num_kv_heads, head_dim]``, sequence after sequence.
+        ``[sum(seq_lens), num_kv_heads, head_dim]``, sequence after sequence; float32 from a
+        quantised cache.
     value : Tensor
-        ``[sum(seq_lens), num_kv_heads, head_dim_v]``.
+        ``[sum(seq_lens), num_kv_heads, head_dim_v]``, the same.
 
     Raises
     ------
-    NotImplementedError
-        If ``key_scale`` or ``value_scale`` is given.
     ValueError
-        If ``num_tokens`` is not ``sum(seq_lens)``.
+        If ``num_tokens`` is not ``sum(seq_lens)``, or a cache is int8 and has no scale.
 
     Examples
     --------
@@ -480,17 +516,95 @@ def gather_kv(
     >>> key.flatten()
     tensor([4., 5., 0., 2.])
     """
-    _refuse_scales(key_scale, value_scale)
     lengths = seq_lens.tolist()
     if num_tokens is not None and num_tokens != sum(lengths):
         raise ValueError(f"num_tokens is {num_tokens}, expected sum(seq_lens) = {sum(lengths)}")
 
-    def pack(cache: Tensor) -> Tensor:
-        nothing = cache.new_empty(0, *cache.shape[2:])
-        parts = (_gather(cache, table, n) for table, n in zip(block_tables, lengths, strict=True))
-        return torch.cat([nothing, *parts])
+    def pack(cache: Tensor, scale: Tensor | None) -> Tensor:
+        half = _Half(cache, scale)
+        dtype = torch.float32 if half.is_quantised else cache.dtype
+        nothing = cache.new_empty(0, *cache.shape[2:], dtype=dtype)
+        rows = zip(block_tables, lengths, strict=True)
+        return torch.cat([nothing, *(half.gather(table, length, dtype) for table, length in rows)])
 
-    return pack(key_cache), pack(value_cache)
+    return pack(key_cache, key_scale), pack(value_cache, value_scale)
+
+
+_LARGEST_ELEMENT = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+
+
+class _Half:
+    """K or V of the pool: a cache and, where it is quantised, its scales."""
+
+    def __init__(self, cache: Tensor, scale: Tensor | None) -> None:
+        self.cache = cache
+        self.is_quantised = cache.dtype in _LARGEST_ELEMENT
+        if scale is None and cache.dtype == torch.int8:
+            raise ValueError("an int8 cache means nothing without its scales")
+        self.chooses_scales = scale is not None and scale.dim() == 3
+        if scale is None:
+            scale = torch.ones((), device=cache.device)
+        # [num_blocks, block_size, num_kv_heads], a view in any case.
+        self.scale = scale if scale.dim() == 3 else scale.expand(cache.shape[:3])
+
+    def rows(self, block: Tensor | int, offset: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the rows of some tokens, ``[n, num_kv_heads, ...]``."""
+        rows = _as_bytes(self.cache)[block, offset].view(self.cache.dtype).to(dtype)
+        if not self.is_quantised:
+            return rows
+        return rows * self.scale[block, offset].to(dtype).unsqueeze(-1)
+
+    def gather(self, block_table: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+        """Return the first ``length`` tokens of a sequence, ``[length, num_kv_heads, ...]``."""
+        positions = torch.arange(length, device=block_table.device)
+        block_size = self.cache.shape[1]
+        return self.rows(block_table[positions // block_size].long(), positions % block_size, dtype)
+
+    def write(self, block: int, offset: int, rows: Tensor) -> None:
+        """Write the ``[num_kv_heads, ...]`` rows of one token."""
+        if not self.is_quantised:
+            self.cache[block, offset] = rows
+            return
+        rows = rows.float()
+        largest = _LARGEST_ELEMENT[self.cache.dtype]
+        if self.chooses_scales:
+            scale = rows.abs().amax(dim=1) / largest
+            self.scale[block, offset] = torch.where(scale.isfinite(), scale, math.nan)
+        scale = self.scale[block, offset].unsqueeze(-1)
+        ratio = torch.where((scale == 0.0) | scale.isnan(), 0.0, rows / scale)
+        if self.cache.dtype == torch.int8:
+            elements = ratio.nan_to_num(nan=0.0).round().clamp(-128, 127)
+        else:
+            elements = ratio.clamp(-largest, largest)
+        self.cache[block, offset] = elements.to(self.cache.dtype)
+
+
+def _as_bytes(cache: Tensor) -> Tensor:
+    """View an 8-bit tensor as integers: torch can't index a float8 one with a tensor."""
+    return cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
+
+
+@dataclass(frozen=True)
+class _Visibility:
+    """Which keys a query sees."""
+
+    causal: bool
+    sliding_window: int | None
+    tree_mask: Tensor | None
+
+    def keys(self, row: int, position: int, length: int, first_new: int) -> Tensor:
+        """Return the positions of the keys that one row, at ``position``, sees, in order.
+
+        The sequence has ``length`` keys, the new tokens among them from ``first_new`` on.
+        """
+        window = self.sliding_window
+        start = 0 if window is None else max(0, position - window + 1)
+        stop = position + 1 if self.causal else length
+        seen = torch.arange(start, max(start, stop))
+        if self.tree_mask is None:
+            return seen
+        shown = [k < first_new or bool(self.tree_mask[row, k - first_new]) for k in seen.tolist()]
+        return seen[torch.tensor(shown, dtype=torch.bool)]
 
 
 @dataclass(frozen=True)
@@ -501,11 +615,11 @@ class _ScoreRule:
     softcap: float
     alibi_slopes: Tensor | None
 
-    def of(self, query: Tensor, keys: Tensor, distance: int) -> Tensor:
-        """Score one query token against consecutive keys.
+    def of(self, query: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+        """Score one query token against some keys.
 
         ``query`` is ``[num_heads, head_dim]``, ``keys`` is ``[n, num_kv_heads, head_dim]``, and
-        ``distance`` says how far before the query the first key lies. Returns ``[num_heads, n]``.
+        ``offsets`` are the keys' positions minus that of the query. Returns ``[num_heads, n]``.
         """
         num_heads, num_kv_heads = query.shape[0], keys.shape[1]
         # Consecutive query heads share a KV head, so a reshape brings them together.
@@ -515,8 +629,7 @@ class _ScoreRule:
         if self.softcap > 0.0:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         if self.alibi_slopes is not None:
-            offsets = torch.arange(keys.shape[0], dtype=scores.dtype, device=scores.device)
-            scores = scores + self.alibi_slopes.unsqueeze(1) * (offsets - distance)
+            scores = scores + self.alibi_slopes.unsqueeze(1) * offsets.to(scores)
         return scores
 
 
@@ -565,19 +678,6 @@ def _weigh(weights: Tensor, values: Tensor) -> Tensor:
     return torch.einsum("hgk,khd->hgd", grouped, values).reshape(num_heads, values.shape[2])
 
 
-def _visible_keys(position: int, length: int, causal: bool, sliding_window: int | None) -> slice:
-    """Return the range of keys, of ``length`` in all, that the query at ``position`` sees."""
-    start = 0 if sliding_window is None else max(0, position - sliding_window + 1)
-    stop = position + 1 if causal else length
-    return slice(start, stop) if start < stop else slice(0, 0)
-
-
-def _gather(cache: Tensor, block_table: Tensor, length: int) -> Tensor:
-    """Return the first ``length`` tokens of a sequence, ``[length, num_kv_heads, ...]``."""
-    num_needed = -(-length // cache.shape[1])
-    return cache[block_table[:num_needed].long()].flatten(0, 1)[:length]
-
-
 def _sequences(
     query: Tensor, seq_lens: Tensor, query_start_loc: Tensor | None
 ) -> Iterator[tuple[int, range]]:
@@ -603,8 +703,3 @@ def _arithmetic_dtype(tensor: Tensor) -> torch.dtype:
 
 def _in_arithmetic(per_head: Tensor | None, query: Tensor) -> Tensor | None:
     return None if per_head is None else per_head.to(_arithmetic_dtype(query))
-
-
-def _refuse_scales(key_scale: Tensor | None, value_scale: Tensor | None) -> None:
-    if key_scale is not None or value_scale is not None:
-        raise NotImplementedError("key_scale and value_scale: quantised caches are not defined yet")

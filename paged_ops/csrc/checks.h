@@ -75,6 +75,26 @@ inline std::string dtype_name(ScalarType dtype) {
   }
 }
 
+// The dtype that the ops know by this name; none for one that they don't take.
+inline std::optional<Dtype> known_dtype(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return Dtype::kFloat32;
+    case ScalarType::Half:
+      return Dtype::kFloat16;
+    case ScalarType::BFloat16:
+      return Dtype::kBFloat16;
+    case ScalarType::Char:
+      return Dtype::kInt8;
+    case ScalarType::Float8_e4m3fn:
+      return Dtype::kFloat8E4M3;
+    case ScalarType::Float8_e5m2:
+      return Dtype::kFloat8E5M2;
+    default:
+      return std::nullopt;
+  }
+}
+
 // A tensor argument and its metadata, read once.
 struct Argument {
   Argument(const char* argument_name, const Tensor& argument)
@@ -144,19 +164,29 @@ class Checks {
     }
   }
 
-  // The element type of query, cache or output.
+  // The element type of query, output or new rows.
   Dtype element(const Argument& arg) const {
-    switch (arg.dtype) {
-      case ScalarType::Float:
-        return Dtype::kFloat32;
-      case ScalarType::Half:
-        return Dtype::kFloat16;
-      case ScalarType::BFloat16:
-        return Dtype::kBFloat16;
-      default:
-        refuse(arg.name, " is ", dtype_name(arg.dtype),
-               ", expected torch.float32, torch.float16 or torch.bfloat16");
+    const std::optional<Dtype> dtype = known_dtype(arg.dtype);
+    if (!dtype.has_value() || is_quantised(*dtype)) {
+      refuse(arg.name, " is ", dtype_name(arg.dtype),
+             ", expected torch.float32, torch.float16 or torch.bfloat16");
     }
+    return *dtype;
+  }
+
+  // The element type of a cache that `like`, a float tensor or the cache itself, is used with.
+  Dtype cache_element(const Argument& cache, const Argument& like) const {
+    const std::optional<Dtype> dtype = known_dtype(cache.dtype);
+    if (!dtype.has_value()) {
+      refuse(cache.name, " is ", dtype_name(cache.dtype),
+             ", expected torch.float32, torch.float16, torch.bfloat16, torch.int8, "
+             "torch.float8_e4m3fn or torch.float8_e5m2");
+    }
+    if (!is_quantised(*dtype) && cache.dtype != like.dtype) {
+      refuse(cache.name, " is ", dtype_name(cache.dtype), ", expected ", dtype_name(like.dtype),
+             " like ", like.name, ", or a quantised dtype");
+    }
+    return *dtype;
   }
 
   void same_device(const Argument& arg, const Argument& like) const {
@@ -203,12 +233,6 @@ class Checks {
     }
   }
 
-  void absent(const char* name, const OptionalTensor& tensor) const {
-    if (tensor.has_value()) {
-      refuse(name, " is a tensor, expected None: quantised caches are not supported yet");
-    }
-  }
-
  private:
   struct Extent {
     uintptr_t begin;
@@ -244,15 +268,9 @@ class Checks {
   const char* op_;
 };
 
-// One half of the pool.
+// One half of the pool, without its scales.
 inline Cache cache_of(const Argument& arg) {
-  return {arg.data(), arg.size(3), arg.stride(0), arg.stride(1), arg.stride(2)};
-}
-
-inline Cache written_cache_of(const Argument& arg) {
-  Cache cache = cache_of(arg);
-  cache.data = arg.tensor.mutable_data_ptr();
-  return cache;
+  return {arg.data(), arg.size(3), arg.stride(0), arg.stride(1), arg.stride(2), {}};
 }
 
 // [num_tokens, num_heads, head_dim]
@@ -262,41 +280,106 @@ inline Rows written_rows_of(const Argument& arg) {
   return {arg.tensor.mutable_data_ptr(), arg.stride(0), arg.stride(1)};
 }
 
-inline void check_quantised(const Checks& checks, const Argument& cache) {
-  switch (cache.dtype) {
-    case ScalarType::Char:
-    case ScalarType::Float8_e4m3fn:
-    case ScalarType::Float8_e5m2:
-      checks.refuse(cache.name, " is ", dtype_name(cache.dtype),
-                    ", expected torch.float32, torch.float16 or torch.bfloat16: quantised caches "
-                    "are not supported yet");
-    default:
-      return;
+// The scale of a float8 cache that is given none.
+inline constexpr float kUnitScale = 1.0f;
+
+// key_scale or value_scale, the scales of `cache`: one, one per head, or one per token and head.
+inline Scales check_scale(const Checks& checks, const char* name, const OptionalTensor& tensor,
+                          const Argument& cache, bool is_cache_quantised) {
+  if (!is_cache_quantised) {
+    if (!tensor.has_value()) return {};
+    checks.refuse(name, " is a tensor, expected None: ", cache.name, " is ",
+                  dtype_name(cache.dtype), ", which has no scales");
   }
+  if (!tensor.has_value()) {
+    if (cache.dtype == ScalarType::Char) {
+      checks.refuse(name, " is None, expected a tensor: ", cache.name,
+                    " is torch.int8, which means nothing without its scales");
+    }
+    return {const_cast<float*>(&kUnitScale), 0, 0, 0, false};
+  }
+  const Argument scale = checks.argument(name, *tensor);
+  checks.dtype(scale, ScalarType::Float);
+  checks.same_device(scale, cache);
+  float* data = static_cast<float*>(scale.data());
+  if (scale.rank() == 0) return {data, 0, 0, 0, false};
+  if (scale.rank() == 1) {
+    checks.size(scale, 0, cache.size(2), "num_kv_heads of the cache");
+    return {data, 0, 0, scale.stride(0), false};
+  }
+  if (scale.rank() != 3) {
+    checks.refuse(name, " has ", scale.rank(),
+                  " dimensions, expected 0, 1 or 3: [], [num_kv_heads] or [num_blocks, block_size, "
+                  "num_kv_heads]");
+  }
+  checks.size(scale, 0, cache.size(0), "num_blocks of the cache");
+  checks.size(scale, 1, cache.size(1), "block_size of the cache");
+  checks.size(scale, 2, cache.size(2), "num_kv_heads of the cache");
+  return {data, scale.stride(0), scale.stride(1), scale.stride(2), true};
 }
 
-// key_cache and value_cache: shapes, dtype, device. `like` is the argument whose dtype they share.
+// key_scale and value_scale as the caller gives them.
+struct ScaleArguments {
+  const OptionalTensor& key_scale;
+  const OptionalTensor& value_scale;
+};
+
+// key_cache and value_cache: shapes, dtype, device, scales. `like` is what they are used with:
+// floats of the caches' dtype, or any floats where the caches are quantised.
 inline Pool check_pool(const Checks& checks, const Argument& key_cache, const Argument& value_cache,
-                       const Argument& like, const OptionalTensor& key_scale,
-                       const OptionalTensor& value_scale) {
+                       const Argument& like, const ScaleArguments& scales) {
   for (const Argument* cache : {&key_cache, &value_cache}) {
     checks.rank(*cache, 4, "[num_blocks, block_size, num_kv_heads, head_dim]");
-    check_quantised(checks, *cache);
-    checks.element(*cache);
-    checks.dtype(*cache, like.dtype, (std::string(" like ") + like.name).c_str());
+    checks.cache_element(*cache, like);
     checks.same_device(*cache, like);
     checks.dense_last(*cache);
     checks.at_least_one(*cache, 1, "block_size");
     checks.at_least_one(*cache, 2, "num_kv_heads");
     checks.at_least_one(*cache, 3, "head_dim");
   }
+  checks.dtype(value_cache, key_cache.dtype, " like key_cache");
   checks.size(value_cache, 0, key_cache.size(0), "num_blocks of key_cache");
   checks.size(value_cache, 1, key_cache.size(1), "block_size of key_cache");
   checks.size(value_cache, 2, key_cache.size(2), "num_kv_heads of key_cache");
-  checks.absent("key_scale", key_scale);
-  checks.absent("value_scale", value_scale);
-  return {checks.element(key_cache), key_cache.size(0),   key_cache.size(1),
-          key_cache.size(2),         cache_of(key_cache), cache_of(value_cache)};
+  Pool pool = {checks.cache_element(key_cache, like),
+               key_cache.size(0),
+               key_cache.size(1),
+               key_cache.size(2),
+               cache_of(key_cache),
+               cache_of(value_cache)};
+  const bool is_quantised_pool = is_quantised(pool.dtype);
+  pool.key.scales =
+      check_scale(checks, "key_scale", scales.key_scale, key_cache, is_quantised_pool);
+  pool.value.scales =
+      check_scale(checks, "value_scale", scales.value_scale, value_cache, is_quantised_pool);
+  if (scales.key_scale.has_value() != scales.value_scale.has_value()) {
+    checks.refuse(scales.key_scale.has_value() ? "value_scale" : "key_scale",
+                  " is None, expected a tensor: the other scale is given");
+  }
+  return pool;
+}
+
+// Makes `pool` one that is written: its caches, and the scales that come with each token. None of
+// them may share memory with anything else that the call reads or writes; but V may be a view of K.
+inline void check_written_pool(const Checks& checks, const Argument& key_cache,
+                               const Argument& value_cache, const ScaleArguments& scales,
+                               Pool& pool) {
+  checks.no_overlap(key_cache);
+  checks.no_overlap(value_cache);
+  pool.key.data = key_cache.tensor.mutable_data_ptr();
+  pool.value.data = value_cache.tensor.mutable_data_ptr();
+  const auto check_written_scale = [&](const char* name, const OptionalTensor& tensor,
+                                       Cache& cache) {
+    if (!tensor.has_value()) return;
+    const Argument scale(name, *tensor);
+    checks.no_shared_memory(key_cache, scale);
+    checks.no_shared_memory(value_cache, scale);
+    if (!cache.scales.are_per_token) return;
+    checks.no_overlap(scale);
+    cache.scales.data = static_cast<float*>(scale.tensor.mutable_data_ptr());
+  };
+  check_written_scale("key_scale", scales.key_scale, pool.key);
+  check_written_scale("value_scale", scales.value_scale, pool.value);
 }
 
 // A one-dimensional tensor as a vector of its own, whatever its strides: what was checked is then
@@ -421,6 +504,7 @@ struct AttentionOptions {
   const OptionalTensor& sinks;
   const OptionalTensor& key_scale;
   const OptionalTensor& value_scale;
+  const OptionalTensor& tree_mask;
 };
 
 inline void check_scalars(const Checks& checks, const AttentionOptions& options, int64_t head_dim,
@@ -458,6 +542,41 @@ struct AttentionCall {
   std::vector<float> sinks;
 };
 
+// Which new tokens a query token sees. Distances count positions, and in a tree a token's position
+// is not its place among the new tokens: what goes by distance is refused.
+inline TreeMask check_tree_mask_shape(const Checks& checks, const AttentionOptions& options,
+                                      const Argument& query) {
+  if (!options.tree_mask.has_value()) return {};
+  const Argument mask = checks.argument("tree_mask", *options.tree_mask);
+  checks.rank(mask, 2, "[num_query_tokens, max_query_len]");
+  checks.dtype(mask, ScalarType::Bool);
+  checks.same_device(mask, query);
+  checks.size(mask, 0, query.size(0), "num_tokens of query");
+  if (options.sliding_window.has_value()) {
+    checks.refuse("sliding_window is ", *options.sliding_window,
+                  ", expected None: a window goes by position, which tree_mask leaves open");
+  }
+  if (options.alibi_slopes.has_value()) {
+    checks.refuse(
+        "alibi_slopes is a tensor, expected None: ALiBi goes by position, which tree_mask leaves "
+        "open");
+  }
+  return {static_cast<const uint8_t*>(mask.data()), mask.stride(0), mask.stride(1)};
+}
+
+inline void check_tree_mask_columns(const Checks& checks, const OptionalTensor& tree_mask,
+                                    const AttentionParams& params) {
+  if (!tree_mask.has_value()) return;
+  const int64_t columns = tree_mask->size(1);
+  for (int64_t i = 0; i < params.batch; ++i) {
+    const int64_t new_tokens = params.query_start_loc[i + 1] - params.query_start_loc[i];
+    if (new_tokens > columns) {
+      checks.refuse("tree_mask.shape[1] is ", columns, ", expected ", new_tokens,
+                    " or more: sequence ", i, " has ", new_tokens, " query tokens");
+    }
+  }
+}
+
 inline void check_query(const Checks& checks, const Argument& query, const Pool& pool) {
   if (query.size(2) != pool.key.head_dim) {
     checks.refuse("query.shape[2] is ", query.size(2), ", expected ", pool.key.head_dim,
@@ -484,11 +603,11 @@ inline AttentionParams check_attention_shapes(const Checks& checks, const Tensor
   const Argument block_tables = checks.argument("block_tables", block_tables_tensor);
   const Argument seq_lens = checks.argument("seq_lens", seq_lens_tensor);
   checks.rank(query, 3, "[num_tokens, num_heads, head_dim]");
-  checks.element(query);
   checks.dense_last(query);
   AttentionParams params = {};
+  params.dtype = checks.element(query);
   params.pool =
-      check_pool(checks, key_cache, value_cache, query, options.key_scale, options.value_scale);
+      check_pool(checks, key_cache, value_cache, query, {options.key_scale, options.value_scale});
   check_query(checks, query, params.pool);
   check_scalars(checks, options, query.size(2), params);
   check_per_head_shape(checks, "alibi_slopes", options.alibi_slopes, query);
@@ -496,6 +615,7 @@ inline AttentionParams check_attention_shapes(const Checks& checks, const Tensor
   check_length_shapes(checks, block_tables, seq_lens, query);
   params.batch = seq_lens.size(0);
   check_query_start_loc_shape(checks, query_start_loc, query, params.batch);
+  params.tree_mask = check_tree_mask_shape(checks, options, query);
   params.block_tables = tables_of(block_tables);
   params.num_heads = query.size(1);
   params.query = rows_of(query);
@@ -536,6 +656,7 @@ inline AttentionCall check_attention(const Checks& checks, const Tensor& query,
   call.params = check_attention_shapes(checks, query, key_cache, value_cache, block_tables,
                                        seq_lens, query_start_loc, options);
   check_attention_values(checks, block_tables, seq_lens, query_start_loc, query.size(0), call);
+  check_tree_mask_columns(checks, options.tree_mask, call.params);
   call.alibi_slopes = per_head_values("alibi_slopes", options.alibi_slopes);
   call.sinks = per_head_values("sinks", options.sinks);
   call.params.alibi_slopes = options.alibi_slopes.has_value() ? call.alibi_slopes.data() : nullptr;
@@ -571,6 +692,9 @@ inline Rows check_out(const Checks& checks, const Tensor& out_tensor, const Tens
   unless_none("query_start_loc", query_start_loc);
   unless_none("alibi_slopes", options.alibi_slopes);
   unless_none("sinks", options.sinks);
+  unless_none("key_scale", options.key_scale);
+  unless_none("value_scale", options.value_scale);
+  unless_none("tree_mask", options.tree_mask);
   return written_rows_of(out);
 }
 
@@ -599,22 +723,45 @@ inline void check_new_rows(const Checks& checks, const Argument& rows, const Arg
   }
 }
 
+// Where V is a view of K, a quantised row has one scale and is written once: value must be the same
+// view of key, and value_scale be key_scale.
+inline void check_written_once(const Checks& checks, const WriteKvParams& params) {
+  const Pool& pool = params.pool;
+  if (!is_quantised(pool.dtype) || !shares_rows(pool)) return;
+  if (!values_are_keys(pool)) {
+    checks.refuse(
+        "value_cache starts within the rows of key_cache, expected the same start: a quantised row "
+        "is written once");
+  }
+  if (params.value.data != params.key.data ||
+      params.value.token_stride != params.key.token_stride ||
+      params.value.head_stride != params.key.head_stride) {
+    checks.refuse(
+        "value is no view of key, expected key[..., :head_dim_v] itself: value_cache is a view of "
+        "key_cache, whose quantised rows are written once");
+  }
+  if (pool.value.scales.data != pool.key.scales.data) {
+    checks.refuse(
+        "value_scale is another tensor than key_scale, expected the same: value_cache is a view of "
+        "key_cache");
+  }
+}
+
 // Everything but the values of slot_mapping, whose pointer stays null.
 inline WriteKvParams check_write_kv_shapes(const Checks& checks, const Tensor& key_tensor,
                                            const Tensor& value_tensor,
                                            const Tensor& key_cache_tensor,
                                            const Tensor& value_cache_tensor,
                                            const Tensor& slot_mapping_tensor,
-                                           const OptionalTensor& key_scale,
-                                           const OptionalTensor& value_scale) {
+                                           const ScaleArguments& scales) {
   const Argument key = checks.argument("key", key_tensor);
   const Argument value = checks.argument("value", value_tensor);
   const Argument key_cache = checks.argument("key_cache", key_cache_tensor);
   const Argument value_cache = checks.argument("value_cache", value_cache_tensor);
   const Argument slot_mapping = checks.argument("slot_mapping", slot_mapping_tensor);
   checks.rank(key, 3, "[num_tokens, num_kv_heads, head_dim]");
-  checks.element(key);
-  Pool pool = check_pool(checks, key_cache, value_cache, key, key_scale, value_scale);
+  const Dtype dtype = checks.element(key);
+  Pool pool = check_pool(checks, key_cache, value_cache, key, scales);
   checks.dtype(value, key.dtype, " like key");
   checks.same_device(value, key);
   check_new_rows(checks, key, key_cache);
@@ -625,13 +772,13 @@ inline WriteKvParams check_write_kv_shapes(const Checks& checks, const Tensor& k
   checks.same_device(slot_mapping, key);
   checks.size(slot_mapping, 0, key.size(0), "num_tokens of key");
   for (const Argument* cache : {&key_cache, &value_cache}) {
-    checks.no_overlap(*cache);
     checks.no_shared_memory(*cache, key);
     checks.no_shared_memory(*cache, value);
   }
-  pool.key = written_cache_of(key_cache);
-  pool.value = written_cache_of(value_cache);
-  return {pool, rows_of(key), rows_of(value), nullptr, key.size(0)};
+  check_written_pool(checks, key_cache, value_cache, scales, pool);
+  const WriteKvParams params = {dtype, pool, rows_of(key), rows_of(value), nullptr, key.size(0)};
+  check_written_once(checks, params);
+  return params;
 }
 
 inline std::vector<int64_t> check_write_kv_values(const Checks& checks, const Pool& pool,
@@ -653,11 +800,10 @@ inline std::vector<int64_t> check_write_kv_values(const Checks& checks, const Po
 
 inline WriteKvCall check_write_kv(const Checks& checks, const Tensor& key, const Tensor& value,
                                   const Tensor& key_cache, const Tensor& value_cache,
-                                  const Tensor& slot_mapping, const OptionalTensor& key_scale,
-                                  const OptionalTensor& value_scale) {
+                                  const Tensor& slot_mapping, const ScaleArguments& scales) {
   WriteKvCall call;
-  call.params = check_write_kv_shapes(checks, key, value, key_cache, value_cache, slot_mapping,
-                                      key_scale, value_scale);
+  call.params =
+      check_write_kv_shapes(checks, key, value, key_cache, value_cache, slot_mapping, scales);
   call.slot_mapping = check_write_kv_values(checks, call.params.pool, slot_mapping);
   call.params.slot_mapping = call.slot_mapping.data();
   return call;
@@ -687,19 +833,17 @@ inline std::vector<int64_t> pairs_of(const Argument& block_mapping) {
 inline CopyBlocksParams check_copy_blocks_shapes(const Checks& checks,
                                                  const Tensor& key_cache_tensor,
                                                  const Tensor& value_cache_tensor,
-                                                 const Tensor& block_mapping_tensor) {
+                                                 const Tensor& block_mapping_tensor,
+                                                 const ScaleArguments& scales) {
   const Argument key_cache = checks.argument("key_cache", key_cache_tensor);
   const Argument value_cache = checks.argument("value_cache", value_cache_tensor);
   const Argument block_mapping = checks.argument("block_mapping", block_mapping_tensor);
-  Pool pool = check_pool(checks, key_cache, value_cache, key_cache, std::nullopt, std::nullopt);
-  checks.no_overlap(key_cache);
-  checks.no_overlap(value_cache);
+  Pool pool = check_pool(checks, key_cache, value_cache, key_cache, scales);
   checks.rank(block_mapping, 2, "[num_copies, 2]");
   checks.size(block_mapping, 1, 2, "(source, destination)");
   check_index_dtype(checks, block_mapping);
   checks.same_device(block_mapping, key_cache);
-  pool.key = written_cache_of(key_cache);
-  pool.value = written_cache_of(value_cache);
+  check_written_pool(checks, key_cache, value_cache, scales, pool);
   return {pool, nullptr, block_mapping.size(0)};
 }
 
@@ -724,9 +868,10 @@ inline std::vector<int64_t> check_copy_blocks_values(const Checks& checks, const
 }
 
 inline CopyBlocksCall check_copy_blocks(const Checks& checks, const Tensor& key_cache,
-                                        const Tensor& value_cache, const Tensor& block_mapping) {
+                                        const Tensor& value_cache, const Tensor& block_mapping,
+                                        const ScaleArguments& scales) {
   CopyBlocksCall call;
-  call.params = check_copy_blocks_shapes(checks, key_cache, value_cache, block_mapping);
+  call.params = check_copy_blocks_shapes(checks, key_cache, value_cache, block_mapping, scales);
   call.block_mapping = check_copy_blocks_values(checks, call.params.pool, block_mapping);
   call.params.block_mapping = call.block_mapping.data();
   return call;
@@ -743,15 +888,15 @@ inline GatherKvCall check_gather_kv(const Checks& checks, const Tensor& key_cach
                                     const Tensor& block_tables_tensor,
                                     const Tensor& seq_lens_tensor,
                                     std::optional<int64_t> num_tokens,
-                                    const OptionalTensor& key_scale,
-                                    const OptionalTensor& value_scale) {
+                                    const ScaleArguments& scales) {
   const Argument key_cache = checks.argument("key_cache", key_cache_tensor);
   const Argument value_cache = checks.argument("value_cache", value_cache_tensor);
   const Argument block_tables = checks.argument("block_tables", block_tables_tensor);
   const Argument seq_lens = checks.argument("seq_lens", seq_lens_tensor);
   GatherKvCall call;
   GatherKvParams& params = call.params;
-  params.pool = check_pool(checks, key_cache, value_cache, key_cache, key_scale, value_scale);
+  params.pool = check_pool(checks, key_cache, value_cache, key_cache, scales);
+  params.dtype = is_quantised(params.pool.dtype) ? Dtype::kFloat32 : params.pool.dtype;
   check_length_shapes(checks, block_tables, seq_lens, key_cache);
   call.seq_lens = check_length_values(checks, params.pool, block_tables, seq_lens);
   params.block_tables = tables_of(block_tables);

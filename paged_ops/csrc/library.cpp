@@ -35,10 +35,12 @@ Tensor attention(const Tensor& query, const Tensor& key_cache, const Tensor& val
                  const OptionalTensor& query_start_loc, std::optional<double> scale, bool causal,
                  std::optional<int64_t> sliding_window, double softcap,
                  const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
-                 const OptionalTensor& key_scale, const OptionalTensor& value_scale) {
-  AttentionCall call = check_attention(
-      Checks("attention"), query, key_cache, value_cache, block_tables, seq_lens, query_start_loc,
-      {scale, causal, sliding_window, softcap, alibi_slopes, sinks, key_scale, value_scale});
+                 const OptionalTensor& key_scale, const OptionalTensor& value_scale,
+                 const OptionalTensor& tree_mask) {
+  AttentionCall call = check_attention(Checks("attention"), query, key_cache, value_cache,
+                                       block_tables, seq_lens, query_start_loc,
+                                       {scale, causal, sliding_window, softcap, alibi_slopes, sinks,
+                                        key_scale, value_scale, tree_mask});
   Tensor output =
       new_tensor(query, {query.size(0), query.size(1), value_cache.size(3)}, query.scalar_type());
   call.params.output = written_rows_of(Argument("output", output));
@@ -53,10 +55,11 @@ Tensor attention_out(const Tensor& query, const Tensor& key_cache, const Tensor&
                      std::optional<double> scale, std::optional<int64_t> sliding_window,
                      double softcap, const OptionalTensor& alibi_slopes,
                      const OptionalTensor& sinks, const OptionalTensor& key_scale,
-                     const OptionalTensor& value_scale, Tensor out) {
+                     const OptionalTensor& value_scale, const OptionalTensor& tree_mask,
+                     Tensor out) {
   const Checks checks("attention");
-  const AttentionOptions options = {scale,        causal, sliding_window, softcap,
-                                    alibi_slopes, sinks,  key_scale,      value_scale};
+  const AttentionOptions options = {scale, causal,    sliding_window, softcap,  alibi_slopes,
+                                    sinks, key_scale, value_scale,    tree_mask};
   AttentionCall call = check_attention(checks, query, key_cache, value_cache, block_tables,
                                        seq_lens, query_start_loc, options);
   call.params.output = check_out(checks, out, query, key_cache, value_cache, block_tables, seq_lens,
@@ -70,11 +73,12 @@ std::tuple<Tensor, Tensor> attention_with_lse(
     const Tensor& block_tables, const Tensor& seq_lens, const OptionalTensor& query_start_loc,
     std::optional<double> scale, bool causal, std::optional<int64_t> sliding_window, double softcap,
     const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
-    const OptionalTensor& key_scale, const OptionalTensor& value_scale) {
-  AttentionCall call = check_attention(
-      Checks("attention_with_lse"), query, key_cache, value_cache, block_tables, seq_lens,
-      query_start_loc,
-      {scale, causal, sliding_window, softcap, alibi_slopes, sinks, key_scale, value_scale});
+    const OptionalTensor& key_scale, const OptionalTensor& value_scale,
+    const OptionalTensor& tree_mask) {
+  AttentionCall call = check_attention(Checks("attention_with_lse"), query, key_cache, value_cache,
+                                       block_tables, seq_lens, query_start_loc,
+                                       {scale, causal, sliding_window, softcap, alibi_slopes, sinks,
+                                        key_scale, value_scale, tree_mask});
   Tensor output =
       new_tensor(query, {query.size(0), query.size(1), value_cache.size(3)}, query.scalar_type());
   Tensor lse = new_tensor(query, {query.size(0), query.size(1)}, ScalarType::Float);
@@ -88,7 +92,7 @@ void write_kv(const Tensor& key, const Tensor& value, Tensor key_cache, Tensor v
               const Tensor& slot_mapping, const OptionalTensor& key_scale,
               const OptionalTensor& value_scale) {
   const WriteKvCall call = check_write_kv(Checks("write_kv"), key, value, key_cache, value_cache,
-                                          slot_mapping, key_scale, value_scale);
+                                          slot_mapping, {key_scale, value_scale});
   cpu::write_kv(call.params, thread_pool());
 }
 
@@ -104,9 +108,10 @@ std::tuple<Tensor, Tensor> merge_states(const Tensor& out_a, const Tensor& lse_a
   return {out, lse};
 }
 
-void copy_blocks(Tensor key_cache, Tensor value_cache, const Tensor& block_mapping) {
-  const CopyBlocksCall call =
-      check_copy_blocks(Checks("copy_blocks"), key_cache, value_cache, block_mapping);
+void copy_blocks(Tensor key_cache, Tensor value_cache, const Tensor& block_mapping,
+                 const OptionalTensor& key_scale, const OptionalTensor& value_scale) {
+  const CopyBlocksCall call = check_copy_blocks(Checks("copy_blocks"), key_cache, value_cache,
+                                                block_mapping, {key_scale, value_scale});
   cpu::copy_blocks(call.params, thread_pool());
 }
 
@@ -116,9 +121,9 @@ std::tuple<Tensor, Tensor> gather_kv(const Tensor& key_cache, const Tensor& valu
                                      const OptionalTensor& key_scale,
                                      const OptionalTensor& value_scale) {
   GatherKvCall call = check_gather_kv(Checks("gather_kv"), key_cache, value_cache, block_tables,
-                                      seq_lens, num_tokens, key_scale, value_scale);
+                                      seq_lens, num_tokens, {key_scale, value_scale});
   const Pool& pool = call.params.pool;
-  const ScalarType dtype = key_cache.scalar_type();
+  const ScalarType dtype = is_quantised(pool.dtype) ? ScalarType::Float : key_cache.scalar_type();
   Tensor key =
       new_tensor(key_cache, {call.num_tokens, pool.num_kv_heads, pool.key.head_dim}, dtype);
   Tensor value =
@@ -140,8 +145,7 @@ std::string cpu_isa() { return cpu::selected_isa().name; }
   "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, " \
   "Tensor? query_start_loc=None, *, float? scale=None, bool causal=True, "                     \
   "SymInt? sliding_window=None, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? "        \
-  "sinks=None, "                                                                               \
-  "Tensor? key_scale=None, Tensor? value_scale=None"
+  "sinks=None, Tensor? key_scale=None, Tensor? value_scale=None, Tensor? tree_mask=None"
 
 STABLE_TORCH_LIBRARY(paged, m) {
   m.def("attention(" PAGED_ATTENTION_ARGUMENTS ") -> Tensor");
@@ -152,7 +156,9 @@ STABLE_TORCH_LIBRARY(paged, m) {
   m.def(
       "merge_states(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor out, Tensor "
       "lse)");
-  m.def("copy_blocks(Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor block_mapping) -> ()");
+  m.def(
+      "copy_blocks(Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor block_mapping, *, "
+      "Tensor(c!)? key_scale=None, Tensor(d!)? value_scale=None) -> ()");
   m.def(
       "gather_kv(Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, *, "
       "SymInt? num_tokens=None, Tensor? key_scale=None, Tensor? value_scale=None) "

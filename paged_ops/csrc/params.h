@@ -13,11 +13,29 @@
 
 namespace paged {
 
-enum class Dtype : int32_t { kFloat32, kFloat16, kBFloat16 };
+// The 8-bit ones are those of quantised caches: an element stands for itself times a scale.
+enum class Dtype : int32_t { kFloat32, kFloat16, kBFloat16, kInt8, kFloat8E4M3, kFloat8E5M2 };
+
+PAGED_INLINE constexpr bool is_quantised(Dtype dtype) { return dtype >= Dtype::kInt8; }
 
 PAGED_INLINE constexpr int64_t element_size(Dtype dtype) {
+  if (is_quantised(dtype)) return 1;
   return dtype == Dtype::kFloat32 ? 4 : 2;
 }
+
+// The scales of a quantised cache: [num_blocks, block_size, num_kv_heads], with strides of 0 where
+// tokens or heads share one.
+struct Scales {
+  float* data;  // null: the cache isn't quantised
+  int64_t block_stride;
+  int64_t token_stride;
+  int64_t head_stride;
+  bool are_per_token;  // then whoever writes or copies a token, writes or copies its scale
+
+  PAGED_INLINE float* at(int64_t block, int64_t offset, int64_t head) const {
+    return data + block * block_stride + offset * token_stride + head * head_stride;
+  }
+};
 
 // One half of the pool, K or V: [num_blocks, block_size, num_kv_heads, head_dim], head_dim dense.
 struct Cache {
@@ -26,6 +44,7 @@ struct Cache {
   int64_t block_stride;
   int64_t token_stride;
   int64_t head_stride;
+  Scales scales;
 };
 
 // What key_cache and value_cache have in common.
@@ -37,6 +56,24 @@ struct Pool {
   Cache key;
   Cache value;
 };
+
+// Whether each row of V lies within the row of K of the same token and head, as in multi-head
+// latent attention (MLA).
+PAGED_INLINE bool shares_rows(const Pool& pool) {
+  const auto key = reinterpret_cast<uintptr_t>(pool.key.data);
+  const auto value = reinterpret_cast<uintptr_t>(pool.value.data);
+  const int64_t row_bytes = pool.key.head_dim * element_size(pool.dtype);
+  return value >= key && value < key + static_cast<uintptr_t>(row_bytes) &&
+         pool.value.block_stride == pool.key.block_stride &&
+         pool.value.token_stride == pool.key.token_stride &&
+         pool.value.head_stride == pool.key.head_stride;
+}
+
+// Whether a row of V is the begin of that row of K.
+PAGED_INLINE bool values_are_keys(const Pool& pool) {
+  return pool.value.data == pool.key.data && pool.value.head_dim <= pool.key.head_dim &&
+         shares_rows(pool);
+}
 
 // Rows of vectors: [num_tokens, num_heads, head_dim], head_dim dense.
 struct Rows {
@@ -56,7 +93,20 @@ struct BlockTables {
   }
 };
 
+// [num_tokens, max_query_len]: element (i, j) is whether query token i sees the j-th new token of
+// its sequence.
+struct TreeMask {
+  const uint8_t* data;  // 0: not seen. Null: no mask
+  int64_t token_stride;
+  int64_t column_stride;
+
+  PAGED_INLINE bool at(int64_t token, int64_t column) const {
+    return data[token * token_stride + column * column_stride] != 0;
+  }
+};
+
 struct AttentionParams {
+  Dtype dtype;  // of query and output
   Pool pool;
   BlockTables block_tables;
   const int32_t* seq_lens;         // [batch]
@@ -72,6 +122,7 @@ struct AttentionParams {
   float softcap;              // 0: off
   const float* alibi_slopes;  // [num_heads], or null
   const float* sinks;         // [num_heads], or null
+  TreeMask tree_mask;
 };
 
 // What one query token sees: the keys first <= k < last of its sequence.
@@ -81,7 +132,8 @@ struct Visible {
 };
 
 // The query token at `position` of a sequence of `seq_len` keys. The position may be negative (more
-// query tokens than keys); such a row sees nothing under the causal mask.
+// query tokens than keys); such a row sees nothing under the causal mask. A tree mask hides some of
+// these keys, none of them context.
 PAGED_INLINE Visible visible(const AttentionParams& params, int64_t seq_len, int64_t position) {
   int64_t first = 0;
   int64_t last = seq_len;
@@ -95,6 +147,7 @@ PAGED_INLINE Visible visible(const AttentionParams& params, int64_t seq_len, int
 }
 
 struct WriteKvParams {
+  Dtype dtype;  // of key and value
   Pool pool;
   Rows key;
   Rows value;
@@ -109,6 +162,7 @@ struct CopyBlocksParams {
 };
 
 struct GatherKvParams {
+  Dtype dtype;  // of key and value: float32 where the pool is quantised
   Pool pool;
   BlockTables block_tables;
   const int32_t* seq_lens;  // [batch]

@@ -13,25 +13,32 @@
 namespace paged::cpu::PAGED_ISA {
 namespace {
 
-// How elements of type T are attended to. One way for all spans, so that a row's bits don't depend
-// on whether it came as decode or as prefill.
-template <class T>
-struct WayOf {
-  using Type = InPlace<T>;
+template <class Way>
+struct Use {
+  using Type = Way;
 };
-#if defined(PAGED_ISA_AMX)
-template <>
-struct WayOf<BFloat16> {
-  using Type = ByTiles;
-};
-#else
+
+#if !defined(PAGED_ISA_AMX)
 // What a thread does before it attends and undoes after it.
 struct TileSession {
   PAGED_INLINE TileSession() {}
 };
 #endif
-template <class T>
-using Way = typename WayOf<T>::Type;
+
+// Calls f with the way of attending that the dtypes ask for: one way for all spans, so that a row's
+// bits don't depend on whether it came as decode or as prefill.
+template <class F>
+PAGED_INLINE auto by_way(const AttentionParams& params, F f) {
+  return by_cache_dtype(params.pool.dtype, [&](auto element) {
+    using T = decltype(element);
+#if defined(PAGED_ISA_AMX)
+    if constexpr (kIsBFloat16<T> || kIsQuantised<T>) {
+      if (params.dtype == Dtype::kBFloat16) return f(Use<ByTiles<T>>{});
+    }
+#endif
+    return f(Use<InPlace<T>>{});
+  });
+}
 
 PAGED_INLINE bool all_finite(const float* values, int64_t count) {
   Vec sum = broadcast(0.0f);
@@ -42,10 +49,10 @@ PAGED_INLINE bool all_finite(const float* values, int64_t count) {
 }
 
 // Attends one row to one piece, whatever infinities and NaN there are among what it sees.
-template <class T>
+template <class Way>
 void attend_row(const AttentionParams& params, const RowSpan& row, int64_t piece, Memory memory,
                 const State& state) {
-  Way<T> way(params, memory);
+  Way way(params, memory);
   if (!way.look_up(params, row, piece)) return;
   RowSoftmax softmax;
   way.attend(params, row, piece, in_piece(span_visible(params, row), piece), &softmax);
@@ -57,10 +64,10 @@ void attend_row(const AttentionParams& params, const RowSpan& row, int64_t piece
 // Rows that don't see a key have the weight 0 for it, and 0 times infinity or NaN is NaN. So where
 // any result is not finite, rows are attended one by one to just the keys that they see. A row's
 // result depends on nothing else in either case.
-template <class T>
+template <class Way>
 void attend_piece(const AttentionParams& params, const RowSpan& span, int64_t piece, Memory memory,
                   const State& state) {
-  Way<T> way(params, memory);
+  Way way(params, memory);
   if (!way.look_up(params, span, piece)) return;
   const int64_t columns = columns_of(params);
   bool is_ready = true;
@@ -78,7 +85,7 @@ void attend_piece(const AttentionParams& params, const RowSpan& span, int64_t pi
         fold_row(state, r + i, softmax[i], way.values() + i * columns);
       } else {
         const RowSpan row = {span.sequence, span.kv_head, rows.row_begin + i, 1};
-        attend_row<T>(params, row, piece, memory, state.from(r + i));
+        attend_row<Way>(params, row, piece, memory, state.from(r + i));
       }
     }
   }
@@ -93,7 +100,7 @@ void write_row(T* out, const float* acc, int64_t width, float factor) {
 
 // Lets the sinks join the denominator, then writes output and lse. A row that saw no key writes 0.
 template <class T>
-void finish(const AttentionParams& params, const RowSpan& span, const State& state) {
+void finish_as(const AttentionParams& params, const RowSpan& span, const State& state) {
   T* output = static_cast<T*>(params.output.data);
   for (int64_t r = 0; r < span.num_rows; ++r) {
     const QueryRow row = query_row(params, span, r);
@@ -115,6 +122,10 @@ void finish(const AttentionParams& params, const RowSpan& span, const State& sta
   }
 }
 
+void finish(const AttentionParams& params, const RowSpan& span, const State& state) {
+  by_dtype(params.dtype, [&](auto element) { finish_as<decltype(element)>(params, span, state); });
+}
+
 int64_t floats_per_state(const AttentionParams& params, int64_t num_rows) {
   return state_floats(num_rows, columns_of(params));
 }
@@ -125,14 +136,14 @@ PAGED_INLINE State take_state(const AttentionParams& params, int64_t num_rows, M
   return state_at(state, num_rows, columns_of(params));
 }
 
-template <class T>
+template <class Way>
 int64_t scratch_bytes_for(const AttentionParams& params, int64_t num_rows) {
-  const Way<T> way(params, Memory(nullptr));
+  const Way way(params, Memory(nullptr));
   return floats_per_state(params, num_rows) * static_cast<int64_t>(sizeof(float)) +
          static_cast<int64_t>(way.end());
 }
 
-template <class T>
+template <class Way>
 void attend_span(const AttentionParams& params, const RowSpan& span, void* scratch) {
   [[maybe_unused]] const TileSession session;
   Memory memory(scratch);
@@ -140,12 +151,12 @@ void attend_span(const AttentionParams& params, const RowSpan& span, void* scrat
   const PieceRange pieces = pieces_of(span_visible(params, span));
   clear(state, span.num_rows);
   for (int64_t piece = pieces.begin; piece < pieces.end; ++piece) {
-    attend_piece<T>(params, span, piece, memory, state);
+    attend_piece<Way>(params, span, piece, memory, state);
   }
-  finish<T>(params, span, state);
+  finish(params, span, state);
 }
 
-template <class T>
+template <class Way>
 void attend_span_pieces(const AttentionParams& params, const RowSpan& span, int64_t piece_begin,
                         int64_t piece_end, float* states, void* scratch) {
   [[maybe_unused]] const TileSession session;
@@ -153,14 +164,13 @@ void attend_span_pieces(const AttentionParams& params, const RowSpan& span, int6
   for (int64_t piece = piece_begin; piece < piece_end; ++piece) {
     const State state = state_at(states, span.num_rows, stride);
     clear(state, span.num_rows);
-    attend_piece<T>(params, span, piece, Memory(scratch), state);
+    attend_piece<Way>(params, span, piece, Memory(scratch), state);
     states += state_floats(span.num_rows, stride);
   }
 }
 
-template <class T>
-void combine_span(const AttentionParams& params, const RowSpan& span, int64_t num_pieces,
-                  float* states) {
+void combine(const AttentionParams& params, const RowSpan& span, int64_t num_pieces,
+             float* states) {
   const int64_t stride = columns_of(params);
   const State total = state_at(states, span.num_rows, stride);
   for (int64_t piece = 1; piece < num_pieces; ++piece) {
@@ -170,31 +180,25 @@ void combine_span(const AttentionParams& params, const RowSpan& span, int64_t nu
       fold_row(total, r, {more.max[r], more.sum[r]}, more.acc + r * stride);
     }
   }
-  finish<T>(params, span, total);
+  finish(params, span, total);
 }
 
 int64_t scratch_bytes(const AttentionParams& params, int64_t num_rows) {
-  return by_dtype(params.pool.dtype, [&](auto element) {
-    return scratch_bytes_for<decltype(element)>(params, num_rows);
+  return by_way(params, [&](auto way) {
+    return scratch_bytes_for<typename decltype(way)::Type>(params, num_rows);
   });
 }
 
 void attend(const AttentionParams& params, const RowSpan& span, void* scratch) {
-  by_dtype(params.pool.dtype,
-           [&](auto element) { attend_span<decltype(element)>(params, span, scratch); });
+  by_way(params,
+         [&](auto way) { attend_span<typename decltype(way)::Type>(params, span, scratch); });
 }
 
 void attend_pieces(const AttentionParams& params, const RowSpan& span, int64_t piece_begin,
                    int64_t piece_end, float* states, void* scratch) {
-  by_dtype(params.pool.dtype, [&](auto element) {
-    attend_span_pieces<decltype(element)>(params, span, piece_begin, piece_end, states, scratch);
-  });
-}
-
-void combine(const AttentionParams& params, const RowSpan& span, int64_t num_pieces,
-             float* states) {
-  by_dtype(params.pool.dtype, [&](auto element) {
-    combine_span<decltype(element)>(params, span, num_pieces, states);
+  by_way(params, [&](auto way) {
+    attend_span_pieces<typename decltype(way)::Type>(params, span, piece_begin, piece_end, states,
+                                                     scratch);
   });
 }
 

@@ -17,24 +17,26 @@ namespace paged::cpu {
 namespace {
 
 // The rows of 16 neighbouring keys; null for a key that the piece's rows don't hold.
+template <class T>
 struct KeyGroup {
-  const BFloat16* rows[kTileRows];
-  bool is_strided;  // all are there, and equally far apart, by whole units
+  const T* rows[kTileRows];
+  bool is_strided;  // bfloat16, all are there, and equally far apart, by whole units
   int64_t stride;   // in units
 };
 
-PAGED_INLINE KeyGroup key_group(const RowStream<BFloat16>& stream, int64_t begin,
-                                int64_t head_dim) {
-  KeyGroup group;
+template <class T>
+PAGED_INLINE KeyGroup<T> key_group(const RowStream<T>& stream, int64_t begin, int64_t head_dim) {
+  KeyGroup<T> group;
   bool is_whole = true;
   for (int i = 0; i < kTileRows; ++i) {
     const int64_t key = begin + i;
     group.rows[i] = stream.holds(key) ? stream.key_rows()[key] : nullptr;
     is_whole &= group.rows[i] != nullptr;
-    if (group.rows[i] != nullptr) prefetch_ahead(stream, key - stream.keys.first, 2 * head_dim);
+    if (group.rows[i] == nullptr) continue;
+    prefetch_ahead(stream, key - stream.keys.first, head_dim * int64_t{sizeof(T)});
   }
   group.is_strided = false;
-  if (!is_whole) return group;
+  if (!is_whole || kIsQuantised<T>) return group;
   const int64_t step = group.rows[1] - group.rows[0];
   group.is_strided = step % 2 == 0;
   for (int i = 2; i < kTileRows; ++i) {
@@ -44,6 +46,9 @@ PAGED_INLINE KeyGroup key_group(const RowStream<BFloat16>& stream, int64_t begin
   return group;
 }
 
+// For queries of bfloat16. T is the cache's element type: bfloat16, or a quantised one, whose
+// values become bfloat16 on the way into a tile, which holds each of them.
+template <class T>
 class ByTiles {
  public:
   PAGED_INLINE ByTiles(const AttentionParams& params, Memory memory)
@@ -60,6 +65,7 @@ class ByTiles {
         weights_{memory.take<int32_t>(kBlockRows * kScoreStride), kScoreStride / 2,
                  kBlockRows * kScoreStride / 2},
         values_(memory.take<float>(kBlockRows * columns_)),
+        stream_(params, memory),
         end_(memory.address()) {}
 
   // Prepares for rows of the span; false if it sees no key of the piece.
@@ -80,7 +86,7 @@ class ByTiles {
     } else {
       multiply_keys_in_place(keys);
     }
-    weigh_rows(params, rows, piece, keys, scores_, softmax,
+    weigh_rows(params, rows, piece, keys, stream_.scales, scores_, softmax,
                [&](int64_t r, int64_t key, Vec first, Vec second) {
                  store_weights(r, key, first, second);
                });
@@ -96,9 +102,9 @@ class ByTiles {
 
  private:
   // Copies 16 units of each row of the group, from unit u on, to `to`: zeros for what isn't there.
-  PAGED_INLINE void stage(const KeyGroup& group, int64_t u, int32_t* to, int64_t stride) const {
+  PAGED_INLINE void stage(const KeyGroup<T>& group, int64_t u, int32_t* to, int64_t stride) const {
     for (int i = 0; i < kTileRows; ++i) {
-      const BFloat16* row = group.rows[i];
+      const T* row = group.rows[i];
       store_units(to + i * stride,
                   row == nullptr ? IntVec{} : load_pairs(row + 2 * u, head_dim_ - 2 * u));
     }
@@ -108,7 +114,7 @@ class ByTiles {
     alignas(64) int32_t staged[kTileRows][kTileUnits];
     const int64_t end = round_up(stream_.keys.last, kTile);
     for (int64_t key = stream_.keys.first / kTile * kTile; key < end; key += kTileRows) {
-      const KeyGroup group = key_group(stream_, key, head_dim_);
+      const KeyGroup<T> group = key_group(stream_, key, head_dim_);
       const Panel to = key_panel_.from_group(key / kTileRows);
       for (int64_t u = 0; u < depth_; u += kTileUnits) {
         const int32_t* rows = reinterpret_cast<const int32_t*>(group.rows[0]) + u;
@@ -126,15 +132,16 @@ class ByTiles {
   void pack_values() {
     const int64_t end = round_up(stream_.keys.last, kChunk);
     for (int64_t key = stream_.keys.first / kChunk * kChunk; key < end; key += 2) {
-      const BFloat16* rows[2];
+      const T* rows[2];
       for (int i = 0; i < 2; ++i) {
         rows[i] = stream_.holds(key + i) ? stream_.value_rows()[key + i] : nullptr;
         if (rows[i] == nullptr) continue;
-        prefetch_ahead(stream_, stream_.num_keys + key + i - stream_.keys.first, 2 * head_dim_v_);
+        prefetch_ahead(stream_, stream_.num_keys + key + i - stream_.keys.first,
+                       head_dim_v_ * int64_t{sizeof(T)});
       }
       int32_t* to = value_panel_.from_row(key / 2).data;
       for (int64_t d = 0; d < columns_; d += 32) {
-        const BFloat16* at[2] = {};
+        const T* at[2] = {};
         int64_t count[2] = {};
         for (int i = 0; i < 2; ++i) {
           if (rows[i] == nullptr) continue;
@@ -175,7 +182,7 @@ class ByTiles {
       transpose_rows(queries_.from(0, u).data, depth_, query_group_ + u * 16, 16);
     }
     for (int64_t key = keys.first / kTileRows * kTileRows; key < keys.last; key += kTileRows) {
-      const KeyGroup group = key_group(stream_, key, head_dim_);
+      const KeyGroup<T> group = key_group(stream_, key, head_dim_);
       const int32_t* rows = reinterpret_cast<const int32_t*>(group.rows[0]);
       int64_t stride = group.stride;
       if (!group.is_strided || 2 * depth_ != head_dim_) {
@@ -210,9 +217,9 @@ class ByTiles {
   float* scores_;         // [kBlockRows][kScoreStride]
   Matrix weights_;        // two parts of [kBlockRows][kScoreStride / 2]
   float* values_;         // [kBlockRows][columns_]
+  RowStream<T> stream_;
   uintptr_t end_;
   bool are_keys_packed_ = false;
-  RowStream<BFloat16> stream_;
 };
 
 }  // namespace

@@ -49,7 +49,9 @@ bool has_amx() {
 }
 #endif
 
-#define PAGED_ISA_TABLE(isa) {#isa, &isa::attention_kernels, &isa::merge_states_kernels}
+#define PAGED_ISA_TABLE(isa)                                                       \
+  {#isa, &isa::attention_kernels, &isa::write_kv_kernels, &isa::gather_kv_kernels, \
+   &isa::merge_states_kernels}
 
 // Least capable first. What a variant may use is what its -march in setup.py says: x86-64-v3 and v4
 // are the psABI's levels, tested here feature by feature because older compilers don't know the

@@ -9,7 +9,8 @@
 namespace paged::cpu {
 namespace {
 
-// How one chunk of a query row is multiplied with one chunk of a key: widened to float32.
+// How one chunk of a query row is multiplied with one chunk of a key, of type T: widened to
+// float32.
 template <class T>
 struct Products {
   using Query = float;  // the element type of prepared query rows
@@ -19,7 +20,8 @@ struct Products {
   PAGED_INLINE static Operand key(const T* k) { return load(k); }
   PAGED_INLINE static Operand key_partial(const T* k, int64_t n) { return load_partial(k, n); }
   PAGED_INLINE static Vec add(Vec acc, Operand q, Operand k) { return fma(q, k, acc); }
-  PAGED_INLINE static void prepare(const T* row, int64_t head_dim, Query* out) {
+  template <class Element>
+  PAGED_INLINE static void prepare(const Element* row, int64_t head_dim, Query* out) {
     int64_t d = 0;
     for (; d + kLanes <= head_dim; d += kLanes) store(out + d, load(row + d));
     if (d < head_dim) store(out + d, load_partial(row + d, head_dim - d));

@@ -1,18 +1,25 @@
 // Gathers the K and V of whole sequences out of the pool, one sequence after another.
 #include <vector>
 
+#include "cpu/kernels.h"
 #include "cpu/ops.h"
 #include "cpu/row_copy.h"
 
 namespace paged::cpu {
 namespace {
 
-void gather_token(const Pool& pool, const Cache& cache, const Rows& rows, int64_t block,
+void gather_token(const GatherKvParams& params, const Cache& cache, const Rows& rows, int64_t block,
                   int64_t offset, int64_t token) {
-  const int64_t element = element_size(pool.dtype);
-  const int64_t bytes = cache.head_dim * element;
-  for (int64_t head = 0; head < pool.num_kv_heads; ++head) {
-    std::memcpy(at(rows, token, head, element), at(cache, block, offset, head, element), bytes);
+  const int64_t element = element_size(params.pool.dtype);
+  for (int64_t head = 0; head < params.pool.num_kv_heads; ++head) {
+    const char* from = at(cache, block, offset, head, element);
+    char* to = at(rows, token, head, element_size(params.dtype));
+    if (is_quantised(params.pool.dtype)) {
+      selected_isa().gather_kv->dequantise_row(
+          params, cache, from, *cache.scales.at(block, offset, head), reinterpret_cast<float*>(to));
+    } else {
+      std::memcpy(to, from, cache.head_dim * element);
+    }
   }
 }
 
@@ -33,8 +40,8 @@ void gather_kv(const GatherKvParams& params, const ThreadPool& pool) {
       const int64_t position = token - first_token[sequence];
       const int64_t block = params.block_tables.at(sequence, position / params.pool.block_size);
       const int64_t offset = position % params.pool.block_size;
-      gather_token(params.pool, params.pool.key, params.key, block, offset, token);
-      gather_token(params.pool, params.pool.value, params.value, block, offset, token);
+      gather_token(params, params.pool.key, params.key, block, offset, token);
+      gather_token(params, params.pool.value, params.value, block, offset, token);
     }
   });
 }

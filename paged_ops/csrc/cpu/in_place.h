@@ -8,6 +8,7 @@
 namespace paged::cpu {
 namespace {
 
+// T is the cache's element type, and that of the queries unless the cache is quantised.
 template <class T>
 class InPlace {
  public:
@@ -16,6 +17,7 @@ class InPlace {
         queries_(memory.take<Query>(kBlockRows * prepared_stride<T>(params.pool.key.head_dim))),
         scores_(memory.take<float>(kBlockRows * kScoreStride)),
         values_(memory.take<float>(kBlockRows * columns_)),
+        stream_(params, memory),
         end_(memory.address()) {}
 
   // Prepares for rows of the span; false if it sees no key of the piece.
@@ -26,9 +28,10 @@ class InPlace {
   // Attends up to kBlockRows rows to `keys`, those of the piece that they see, at least one.
   void attend(const AttentionParams& params, const RowSpan& rows, int64_t piece, Visible keys,
               RowSoftmax* softmax) {
+    prepare_queries(params, rows);
     multiply_keys(params, rows, keys);
     // The weights are left in place of the scores.
-    weigh_rows(params, rows, piece, keys, scores_, softmax,
+    weigh_rows(params, rows, piece, keys, stream_.scales, scores_, softmax,
                [&](int64_t r, int64_t key, Vec first, Vec second) {
                  store(scores_ + r * kScoreStride + key, first);
                  store(scores_ + r * kScoreStride + key + kLanes, second);
@@ -43,12 +46,26 @@ class InPlace {
  private:
   using Query = typename Products<T>::Query;
 
-  void multiply_keys(const AttentionParams& params, const RowSpan& rows, Visible keys) {
+  void prepare_queries(const AttentionParams& params, const RowSpan& rows) {
+    if constexpr (kIsQuantised<T>) {
+      by_dtype(params.dtype,
+               [&](auto element) { prepare_queries_of<decltype(element)>(params, rows); });
+    } else {
+      prepare_queries_of<T>(params, rows);
+    }
+  }
+
+  template <class Element>
+  PAGED_INLINE void prepare_queries_of(const AttentionParams& params, const RowSpan& rows) {
     const int64_t head_dim = params.pool.key.head_dim;
     for (int64_t r = 0; r < rows.num_rows; ++r) {
-      Products<T>::prepare(query_at<T>(params, query_row(params, rows, r)), head_dim,
+      Products<T>::prepare(query_at<Element>(params, query_row(params, rows, r)), head_dim,
                            queries_ + r * prepared_stride<T>(head_dim));
     }
+  }
+
+  void multiply_keys(const AttentionParams& params, const RowSpan& rows, Visible keys) {
+    const int64_t head_dim = params.pool.key.head_dim;
     for (int64_t key = keys.first; key < keys.last; key += kTile) {
       const int64_t count = keys.last - key < kTile ? keys.last - key : kTile;
       dot_products<T>(queries_, rows.num_rows, stream_.key_rows() + key, count, head_dim,
@@ -70,8 +87,8 @@ class InPlace {
   Query* queries_;  // [kBlockRows][prepared_stride]
   float* scores_;   // [kBlockRows][kScoreStride]
   float* values_;   // [kBlockRows][columns_]
-  uintptr_t end_;
   RowStream<T> stream_;
+  uintptr_t end_;
 };
 
 }  // namespace

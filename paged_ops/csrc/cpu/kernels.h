@@ -57,9 +57,25 @@ struct MergeStatesKernels {
   void (*merge)(const MergeStatesParams& params, int64_t row_begin, int64_t row_end);
 };
 
+struct WriteKvKernels {
+  // Writes the head_dim elements of one row of `params.key` or `params.value`, at `from`, to the
+  // row `to` of a quantised cache. Where scales are per token it chooses and writes *scale, else
+  // it goes by it.
+  void (*quantise_row)(const WriteKvParams& params, const Cache& cache, const void* from,
+                       float* scale, void* to);
+};
+
+struct GatherKvKernels {
+  // Writes one row of a quantised cache times its scale.
+  void (*dequantise_row)(const GatherKvParams& params, const Cache& cache, const void* from,
+                         float scale, float* to);
+};
+
 #define PAGED_DECLARE_ISA(isa)                          \
   namespace isa {                                       \
   extern const AttentionKernels attention_kernels;      \
+  extern const WriteKvKernels write_kv_kernels;         \
+  extern const GatherKvKernels gather_kv_kernels;       \
   extern const MergeStatesKernels merge_states_kernels; \
   }
 PAGED_DECLARE_ISA(generic)
@@ -75,6 +91,8 @@ PAGED_DECLARE_ISA(neonbf16)
 struct Isa {
   const char* name;
   const AttentionKernels* attention;
+  const WriteKvKernels* write_kv;
+  const GatherKvKernels* gather_kv;
   const MergeStatesKernels* merge_states;
 };
 

@@ -50,8 +50,15 @@ PAGED_INLINE Visible in_piece(Visible keys, int64_t piece) {
   return keys;
 }
 
+// The scales of a piece's keys and values, by key, counted from the piece's begin: finite for the
+// keys of its chunks that the piece doesn't hold. Null where the cache isn't quantised.
+struct PieceScales {
+  float* key;  // [kPiece]
+  float* value;
+};
+
 // The rows of K, then those of V, of the keys of one piece, in the order they are read, and the
-// first of the next piece.
+// first of the next piece. Where values are keys, the rows of K serve both.
 template <class T>
 struct RowStream {
   // Rows ahead of the one being read that are on their way from memory.
@@ -60,11 +67,24 @@ struct RowStream {
   const T* rows[2 * kPiece + kAhead];
   Visible keys;  // counted from the piece's begin
   int64_t num_keys;
-  int64_t num_rows;  // all of them
+  int64_t value_begin;  // the index of the first row of V
+  int64_t num_rows;     // all of them
+  PieceScales scales;
+  T* zeros;  // a row of V or K, to be read in the place of one that must not be
+
+  PAGED_INLINE RowStream(const AttentionParams& params, Memory& memory) : scales{} {
+    const int64_t longest = params.pool.key.head_dim > params.pool.value.head_dim
+                                ? params.pool.key.head_dim
+                                : params.pool.value.head_dim;
+    if (params.tree_mask.data != nullptr) zeros = memory.take<T>(longest);
+    if constexpr (kIsQuantised<T>) {
+      scales = {memory.take<float>(kPiece), memory.take<float>(kPiece)};
+    }
+  }
 
   // The rows of K and of V by key, counted from the piece's begin.
   PAGED_INLINE const T* const* key_rows() const { return rows - keys.first; }
-  PAGED_INLINE const T* const* value_rows() const { return rows + num_keys - keys.first; }
+  PAGED_INLINE const T* const* value_rows() const { return rows + value_begin - keys.first; }
   PAGED_INLINE bool holds(int64_t key) const { return key >= keys.first && key < keys.last; }
 };
 
@@ -86,6 +106,74 @@ PAGED_INLINE int64_t append_rows(const AttentionParams& params, const RowSpan& s
   return count;
 }
 
+// Writes the scales of keys [first, last) of the sequence.
+PAGED_INLINE void copy_scales(const AttentionParams& params, const RowSpan& span,
+                              const Scales& scales, Visible keys, float* to) {
+  if (!scales.are_per_token) {
+    const float scale = *scales.at(0, 0, span.kv_head);
+    for (int64_t i = 0; i < keys.last - keys.first; ++i) to[i] = scale;
+    return;
+  }
+  const int64_t block_size = params.pool.block_size;
+  for (int64_t key = keys.first; key < keys.last;) {
+    const int64_t offset = key % block_size;
+    const int64_t rest = block_size - offset;
+    const int64_t count = keys.last - key < rest ? keys.last - key : rest;
+    const float* from =
+        scales.at(params.block_tables.at(span.sequence, key / block_size), offset, span.kv_head);
+    if (scales.token_stride == 1) {
+      std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+    } else {
+      for (int64_t i = 0; i < count; ++i) to[i] = from[i * scales.token_stride];
+    }
+    to += count;
+    key += count;
+  }
+}
+
+// Looks up the scales of `stream.keys`, those of a piece that begins at key `begin`.
+template <class T>
+PAGED_INLINE void look_up_scales(const AttentionParams& params, const RowSpan& span, int64_t begin,
+                                 RowStream<T>& stream) {
+  const Visible keys = stream.keys;
+  const int64_t first_chunk = keys.first / kChunk * kChunk;
+  const int64_t end = round_up(keys.last, kChunk);
+  const Cache* caches[] = {&params.pool.key, &params.pool.value};
+  float* all[] = {stream.scales.key, stream.scales.value};
+  for (int i = 0; i < 2; ++i) {
+    for (int64_t key = first_chunk; key < keys.first; ++key) all[i][key] = 0.0f;
+    for (int64_t key = keys.last; key < end; ++key) all[i][key] = 0.0f;
+    copy_scales(params, span, caches[i]->scales, {begin + keys.first, begin + keys.last},
+                all[i] + keys.first);
+  }
+}
+
+// The key, counted from the piece's begin, of the first new token of the row's sequence.
+PAGED_INLINE int64_t first_new_key(const AttentionParams& params, int64_t sequence, int64_t piece) {
+  return params.seq_lens[sequence] - num_query_tokens(params, sequence) - piece * kPiece;
+}
+
+// Zeros stand for what the tree mask hides from the one row of the span: a weight of 0 wouldn't
+// hide an infinity or NaN.
+template <class T>
+PAGED_INLINE void hide_rows(const AttentionParams& params, const RowSpan& span, int64_t piece,
+                            RowStream<T>& stream) {
+  const int64_t token = query_row(params, span, 0).token;
+  const int64_t first_new = first_new_key(params, span.sequence, piece);
+  const Visible keys = stream.keys;
+  std::memset(stream.zeros, 0,
+              static_cast<size_t>(params.pool.key.head_dim > params.pool.value.head_dim
+                                      ? params.pool.key.head_dim
+                                      : params.pool.value.head_dim) *
+                  sizeof(T));
+  for (int64_t key = first_new > keys.first ? first_new : keys.first; key < keys.last; ++key) {
+    if (params.tree_mask.at(token, key - first_new)) continue;
+    stream.rows[key - keys.first] = stream.zeros;
+    stream.rows[stream.value_begin + key - keys.first] = stream.zeros;
+    if (stream.scales.value != nullptr) stream.scales.value[key] = 0.0f;
+  }
+}
+
 // Looks up the keys of the piece that the span sees; false if it sees none.
 template <class T>
 bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece,
@@ -98,9 +186,17 @@ bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece,
   const int64_t ahead = all.last - end < stream.kAhead ? all.last - end : stream.kAhead;
   int64_t count = append_rows(params, span, params.pool.key, {begin, end}, stream.rows);
   stream.num_keys = count;
-  count += append_rows(params, span, params.pool.value, {begin, end}, stream.rows + count);
+  stream.value_begin = 0;
+  if (!values_are_keys(params.pool)) {
+    stream.value_begin = count;
+    count += append_rows(params, span, params.pool.value, {begin, end}, stream.rows + count);
+  }
   count += append_rows(params, span, params.pool.key, {end, end + ahead}, stream.rows + count);
   stream.num_rows = count;
+  if constexpr (kIsQuantised<T>) look_up_scales(params, span, piece * kPiece, stream);
+  if (params.tree_mask.data != nullptr && span.num_rows == 1) {
+    hide_rows(params, span, piece, stream);
+  }
   return true;
 }
 
@@ -127,11 +223,24 @@ PAGED_INLINE ScoreRule score_rule(const AttentionParams& params, const QueryRow&
   return {params.scale, params.softcap, slope, static_cast<float>(first_key - row.position)};
 }
 
+// Hides from a row what its tree mask leaves out, and returns the largest score of the rest.
+PAGED_INLINE float hide_scores(const AttentionParams& params, const RowSpan& rows,
+                               const QueryRow& row, int64_t piece, const RowScores& scores) {
+  const int64_t first_new = first_new_key(params, rows.sequence, piece);
+  const int64_t first = first_new > scores.first ? first_new : scores.first;
+  for (int64_t key = first; key < scores.last; ++key) {
+    if (!params.tree_mask.at(row.token, key - first_new)) scores.scores[key] = kMinusInf;
+  }
+  return largest(scores);
+}
+
 // Turns the dot products with the chunks that hold `keys` into weights, 0 for keys that a row
-// doesn't see, which go to store_weights(row, key, kLanes weights, kLanes weights).
+// doesn't see, which go to store_weights(row, key, kLanes weights, kLanes weights). The scales of
+// a quantised cache join both.
 template <class F>
 PAGED_INLINE void weigh_rows(const AttentionParams& params, const RowSpan& rows, int64_t piece,
-                             Visible keys, float* dots, RowSoftmax* softmax, F store_weights) {
+                             Visible keys, const PieceScales& scales, float* dots,
+                             RowSoftmax* softmax, F store_weights) {
   const int64_t begin = keys.first / kChunk * kChunk;
   const int64_t end = round_up(keys.last, kChunk);
   const int64_t seq_len = params.seq_lens[rows.sequence];
@@ -140,10 +249,16 @@ PAGED_INLINE void weigh_rows(const AttentionParams& params, const RowSpan& rows,
     const Visible seen = in_piece(visible(params, seq_len, row.position), piece);
     const RowScores scores = {dots + r * kScoreStride, begin, end, seen.first, seen.last};
     const ScoreRule rule = score_rule(params, row, piece * kPiece);
+    if (scales.key != nullptr) multiply(scores, scales.key);
     const bool is_product = rule.softcap == 0.0f && rule.alibi_slope == 0.0f && rule.scale > 0.0f;
     const float scale = is_product ? rule.scale : 1.0f;
-    const float top = is_product ? largest_product(scores) : score_row(scores, rule);
+    float top = is_product ? largest_product(scores) : score_row(scores, rule);
+    if (params.tree_mask.data != nullptr) top = hide_scores(params, rows, row, piece, scores);
     const auto store = [&](int64_t key, Vec first, Vec second) {
+      if (scales.value != nullptr) {
+        first = first * load(scales.value + key);
+        second = second * load(scales.value + key + kLanes);
+      }
       store_weights(r, key, first, second);
     };
     softmax[r] = {top * scale, weigh_row(scores, scale, top, store)};

@@ -5,6 +5,7 @@
 //   Vec, IntVec          kLanes floats, kLanes int32; both take + - * / and comparisons, and
 //                        `mask ? a : b` selects by lane (GCC's vector extension)
 //   load(p), store(p, x) kLanes of float, Half or BFloat16, as floats; rounded to nearest even
+//   load(p)              of Int8, Float8E4M3 and Float8E5M2 too
 //   load_partial(p, n)   the first n only, then zeros; store_partial writes the first n only
 //   broadcast(x), fma(a, b, c)    fma is fused where the ISA has it; a * b + c never is
 //   larger(a, b)         the larger float of each lane; b where either is NaN
@@ -34,7 +35,26 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-// Calls f with a value of the element type that dtype names.
+// Those of quantised caches: an integer, and float8 as OCP's "8-bit floating point specification"
+// has it. E4M3 has no infinity and one NaN; E5M2 is the upper half of a float16.
+struct Int8 {
+  int8_t bits;
+};
+struct Float8E4M3 {
+  uint8_t bits;
+};
+struct Float8E5M2 {
+  uint8_t bits;
+};
+
+template <class T>
+constexpr bool kIsQuantised = sizeof(T) == 1;
+template <class T>
+constexpr bool kIsBFloat16 = false;
+template <>
+constexpr bool kIsBFloat16<BFloat16> = true;
+
+// Calls f with a value of the element type that dtype, not a quantised one, names.
 template <class F>
 PAGED_INLINE auto by_dtype(Dtype dtype, F f) {
   switch (dtype) {
@@ -45,6 +65,23 @@ PAGED_INLINE auto by_dtype(Dtype dtype, F f) {
     default:
       return f(float{});
   }
+}
+
+// The same for a quantised one, and for either.
+template <class F>
+PAGED_INLINE auto by_quantised_dtype(Dtype dtype, F f) {
+  switch (dtype) {
+    case Dtype::kFloat8E4M3:
+      return f(Float8E4M3{});
+    case Dtype::kFloat8E5M2:
+      return f(Float8E5M2{});
+    default:
+      return f(Int8{});
+  }
+}
+template <class F>
+PAGED_INLINE auto by_cache_dtype(Dtype dtype, F f) {
+  return is_quantised(dtype) ? by_quantised_dtype(dtype, f) : by_dtype(dtype, f);
 }
 
 PAGED_INLINE float as_float(uint32_t bits) {

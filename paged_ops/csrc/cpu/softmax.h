@@ -99,6 +99,19 @@ PAGED_INLINE IntVec seen(const RowScores& row, IntVec keys) {
   return (keys >= static_cast<int32_t>(row.first)) & (keys < static_cast<int32_t>(row.last));
 }
 
+// Multiplies the dot products by factors of the keys.
+PAGED_INLINE void multiply(const RowScores& row, const float* factors) {
+  for (int64_t i = row.begin; i < row.end; i += kLanes) {
+    store(row.scores + i, load(row.scores + i) * load(factors + i));
+  }
+}
+
+PAGED_INLINE float largest(const RowScores& row) {
+  Vec top = broadcast(kMinusInf);
+  for (int64_t i = row.begin; i < row.end; i += kLanes) top = larger(load(row.scores + i), top);
+  return max(top);
+}
+
 // Turns dot products into scores, -inf for keys that aren't seen, and returns the largest.
 PAGED_INLINE float score_row(const RowScores& row, const ScoreRule& rule) {
   const IntVec lanes = lane_indices();

@@ -101,8 +101,16 @@ std::string kernel_dtype(Dtype dtype) {
       return "float16";
     case Dtype::kBFloat16:
       return "bfloat16";
+    default:
+      throw std::runtime_error("no NPU kernel takes this dtype");
   }
-  return {};
+}
+
+void refuse_quantised(const Checks& checks, const Pool& pool, const Tensor& key_cache) {
+  if (!is_quantised(pool.dtype)) return;
+  checks.refuse("key_cache is ", dtype_name(key_cache.scalar_type()),
+                " on an NPU, expected torch.float32, torch.float16 or torch.bfloat16: only the CPU "
+                "has kernels for quantised caches");
 }
 
 RowLayout layout_of(const Rows& rows) { return {rows.token_stride, rows.head_stride}; }
@@ -177,6 +185,10 @@ AttentionParams check_attention_on_npu(const Checks& checks, const AttentionInpu
   AttentionParams params =
       check_attention_shapes(checks, in.query, in.key_cache, in.value_cache, in.block_tables,
                              in.seq_lens, in.query_start_loc, in.options);
+  refuse_quantised(checks, params.pool, in.key_cache);
+  if (in.options.tree_mask.has_value()) {
+    checks.refuse("tree_mask is a tensor on an NPU, expected None: only the CPU kernel takes it");
+  }
   if (checks_values()) {
     const Tensor block_tables = on_host(checks, "block_tables", in.block_tables);
     const Tensor seq_lens = on_host(checks, "seq_lens", in.seq_lens);
@@ -251,16 +263,17 @@ Tensor attention(const Tensor& query, const Tensor& key_cache, const Tensor& val
                  const OptionalTensor& query_start_loc, std::optional<double> scale, bool causal,
                  std::optional<int64_t> sliding_window, double softcap,
                  const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
-                 const OptionalTensor& key_scale, const OptionalTensor& value_scale) {
+                 const OptionalTensor& key_scale, const OptionalTensor& value_scale,
+                 const OptionalTensor& tree_mask) {
   const Checks checks("attention");
-  const AttentionInputs in = {
-      query,
-      key_cache,
-      value_cache,
-      block_tables,
-      seq_lens,
-      query_start_loc,
-      {scale, causal, sliding_window, softcap, alibi_slopes, sinks, key_scale, value_scale}};
+  const AttentionInputs in = {query,
+                              key_cache,
+                              value_cache,
+                              block_tables,
+                              seq_lens,
+                              query_start_loc,
+                              {scale, causal, sliding_window, softcap, alibi_slopes, sinks,
+                               key_scale, value_scale, tree_mask}};
   AttentionParams params = check_attention_on_npu(checks, in);
   Tensor output = new_attention_output(in);
   params.output = written_rows_of(Argument("output", output));
@@ -275,16 +288,17 @@ Tensor attention_out(const Tensor& query, const Tensor& key_cache, const Tensor&
                      std::optional<double> scale, std::optional<int64_t> sliding_window,
                      double softcap, const OptionalTensor& alibi_slopes,
                      const OptionalTensor& sinks, const OptionalTensor& key_scale,
-                     const OptionalTensor& value_scale, Tensor out) {
+                     const OptionalTensor& value_scale, const OptionalTensor& tree_mask,
+                     Tensor out) {
   const Checks checks("attention");
-  const AttentionInputs in = {
-      query,
-      key_cache,
-      value_cache,
-      block_tables,
-      seq_lens,
-      query_start_loc,
-      {scale, causal, sliding_window, softcap, alibi_slopes, sinks, key_scale, value_scale}};
+  const AttentionInputs in = {query,
+                              key_cache,
+                              value_cache,
+                              block_tables,
+                              seq_lens,
+                              query_start_loc,
+                              {scale, causal, sliding_window, softcap, alibi_slopes, sinks,
+                               key_scale, value_scale, tree_mask}};
   AttentionParams params = check_attention_on_npu(checks, in);
   params.output = check_out(checks, out, query, key_cache, value_cache, block_tables, seq_lens,
                             query_start_loc, in.options, params);
@@ -297,16 +311,17 @@ std::tuple<Tensor, Tensor> attention_with_lse(
     const Tensor& block_tables, const Tensor& seq_lens, const OptionalTensor& query_start_loc,
     std::optional<double> scale, bool causal, std::optional<int64_t> sliding_window, double softcap,
     const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
-    const OptionalTensor& key_scale, const OptionalTensor& value_scale) {
+    const OptionalTensor& key_scale, const OptionalTensor& value_scale,
+    const OptionalTensor& tree_mask) {
   const Checks checks("attention_with_lse");
-  const AttentionInputs in = {
-      query,
-      key_cache,
-      value_cache,
-      block_tables,
-      seq_lens,
-      query_start_loc,
-      {scale, causal, sliding_window, softcap, alibi_slopes, sinks, key_scale, value_scale}};
+  const AttentionInputs in = {query,
+                              key_cache,
+                              value_cache,
+                              block_tables,
+                              seq_lens,
+                              query_start_loc,
+                              {scale, causal, sliding_window, softcap, alibi_slopes, sinks,
+                               key_scale, value_scale, tree_mask}};
   AttentionParams params = check_attention_on_npu(checks, in);
   Tensor output = new_attention_output(in);
   Tensor lse = torch::stable::new_empty(query, {query.size(0), query.size(1)}, ScalarType::Float);
@@ -320,7 +335,8 @@ void write_kv(const Tensor& key, const Tensor& value, Tensor key_cache, Tensor v
               const OptionalTensor& value_scale) {
   const Checks checks("write_kv");
   const WriteKvParams params = check_write_kv_shapes(checks, key, value, key_cache, value_cache,
-                                                     slot_mapping, key_scale, value_scale);
+                                                     slot_mapping, {key_scale, value_scale});
+  refuse_quantised(checks, params.pool, key_cache);
   if (checks_values()) {
     check_write_kv_values(checks, params.pool, on_host(checks, "slot_mapping", slot_mapping));
   }
@@ -375,10 +391,12 @@ std::tuple<Tensor, Tensor> merge_states(const Tensor& out_a, const Tensor& lse_a
   return {out, lse};
 }
 
-void copy_blocks(Tensor key_cache, Tensor value_cache, const Tensor& block_mapping) {
+void copy_blocks(Tensor key_cache, Tensor value_cache, const Tensor& block_mapping,
+                 const OptionalTensor& key_scale, const OptionalTensor& value_scale) {
   const Checks checks("copy_blocks");
-  const CopyBlocksParams params =
-      check_copy_blocks_shapes(checks, key_cache, value_cache, block_mapping);
+  const CopyBlocksParams params = check_copy_blocks_shapes(checks, key_cache, value_cache,
+                                                           block_mapping, {key_scale, value_scale});
+  refuse_quantised(checks, params.pool, key_cache);
   if (checks_values()) {
     check_copy_blocks_values(checks, params.pool, on_host(checks, "block_mapping", block_mapping));
   }

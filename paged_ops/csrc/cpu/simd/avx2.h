@@ -24,6 +24,25 @@ PAGED_INLINE Vec load(const BFloat16* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
+PAGED_INLINE __m128i load_bytes(const void* p) {
+  return _mm_loadl_epi64(static_cast<const __m128i*>(p));
+}
+PAGED_INLINE Vec load(const Int8* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_bytes(p)));
+}
+PAGED_INLINE Vec load(const Float8E5M2* p) {
+  return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), load_bytes(p)));
+}
+// By way of a float16 2^8 times smaller, which holds all values, subnormal ones too.
+PAGED_INLINE Vec load(const Float8E4M3* p) {
+  const __m128i x = _mm_cvtepi8_epi16(load_bytes(p));  // the sign is spread over the upper half
+  const __m128i magnitude = _mm_and_si128(x, _mm_set1_epi16(0x7f));
+  const __m128i nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f));
+  const __m128i sign = _mm_and_si128(x, _mm_set1_epi16(static_cast<int16_t>(0x8000)));
+  const __m128i half = _mm_or_si128(_mm_slli_epi16(magnitude, 7), sign);
+  return _mm256_cvtph_ps(_mm_blendv_epi8(half, _mm_set1_epi16(0x7e00), nan)) * 256.0f;
+}
+
 PAGED_INLINE void store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
 PAGED_INLINE void store(Half* p, Vec x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));

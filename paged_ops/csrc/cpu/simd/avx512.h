@@ -23,17 +23,41 @@ PAGED_INLINE Vec widen(__m256i bits, BFloat16) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
+PAGED_INLINE Vec widen(__m128i bits, Int8) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bits));
+}
+PAGED_INLINE Vec widen(__m128i bits, Float8E5M2) {
+  return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bits), 8));
+}
+// By way of a float16 2^8 times smaller, which holds all values, subnormal ones too.
+PAGED_INLINE Vec widen(__m128i bits, Float8E4M3) {
+  const __m256i x = _mm256_cvtepi8_epi16(bits);  // the sign is spread over the upper half
+  const __m256i magnitude = _mm256_and_si256(x, _mm256_set1_epi16(0x7f));
+  const __m256i sign = _mm256_and_si256(x, _mm256_set1_epi16(static_cast<int16_t>(0x8000)));
+  const __mmask16 nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x7f));
+  const __m256i half = _mm256_or_si256(_mm256_slli_epi16(magnitude, 7), sign);
+  return _mm512_cvtph_ps(_mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00))) * 256.0f;
+}
+
 PAGED_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
 PAGED_INLINE Vec load_partial(const float* p, int64_t n) {
   return _mm512_maskz_loadu_ps(first_lanes(n), p);
 }
 template <class T>
 PAGED_INLINE Vec load(const T* p) {
-  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), T{});
+  if constexpr (kIsQuantised<T>) {
+    return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), T{});
+  } else {
+    return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), T{});
+  }
 }
 template <class T>
 PAGED_INLINE Vec load_partial(const T* p, int64_t n) {
-  return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p), T{});
+  if constexpr (kIsQuantised<T>) {
+    return widen(_mm_maskz_loadu_epi8(first_lanes(n), p), T{});
+  } else {
+    return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p), T{});
+  }
 }
 
 PAGED_INLINE __m256i narrow(Vec x, Half) {
@@ -122,9 +146,18 @@ PAGED_INLINE IntVec high_halves(Vec first, Vec second) {
 PAGED_INLINE IntVec narrow_pair(Vec first, Vec second) {
   return (IntVec)_mm512_cvtne2ps_pbh(second, first);
 }
+// The same of a quantised row. A bfloat16 holds each of its values.
+template <class T>
+PAGED_INLINE IntVec load_pairs(const T* p, int64_t n) {
+  static_assert(kIsQuantised<T>);
+  if (n >= 32) return narrow_pair(load(p), load(p + kLanes));
+  if (n > kLanes) return narrow_pair(load(p), load_partial(p + kLanes, n - kLanes));
+  return narrow_pair(load_partial(p, n > 0 ? n : 0), broadcast(0.0f));
+}
 // The pairs of each of 32 columns of two rows, of which the first num_a and num_b are there.
-PAGED_INLINE void interleave_rows(const BFloat16* a, int64_t num_a, const BFloat16* b,
-                                  int64_t num_b, IntVec (&pairs)[2]) {
+template <class T>
+PAGED_INLINE void interleave_rows(const T* a, int64_t num_a, const T* b, int64_t num_b,
+                                  IntVec (&pairs)[2]) {
   const __m512i first = (__m512i)load_pairs(a, num_a);
   const __m512i second = (__m512i)load_pairs(b, num_b);
   const __m512i low = _mm512_unpacklo_epi16(first, second);

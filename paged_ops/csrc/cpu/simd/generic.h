@@ -25,6 +25,20 @@ PAGED_INLINE float to_float(Half x) {
   return sign != 0 ? -subnormal : subnormal;
 }
 
+PAGED_INLINE float to_float(Int8 x) { return x.bits; }
+PAGED_INLINE float to_float(Float8E5M2 x) {
+  return to_float(Half{static_cast<uint16_t>(x.bits << 8)});
+}
+PAGED_INLINE float to_float(Float8E4M3 x) {
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x80) << 24;
+  const uint32_t exponent = (x.bits >> 3) & 0xf;
+  const uint32_t fraction = x.bits & 0x7;
+  if ((x.bits & 0x7f) == 0x7f) return as_float(sign | 0x7fc00000);
+  if (exponent != 0) return as_float(sign | ((exponent + 120) << 23) | (fraction << 20));
+  const float subnormal = static_cast<float>(fraction) * 0x1p-9f;
+  return sign != 0 ? -subnormal : subnormal;
+}
+
 // float32 to float16, to nearest even. Adding a power of two whose last place is the last place of
 // the result rounds in the floating-point unit.
 PAGED_INLINE Half to_half(float value) {

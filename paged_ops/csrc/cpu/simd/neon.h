@@ -24,6 +24,28 @@ PAGED_INLINE Vec load(const BFloat16* p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16));
 }
 
+PAGED_INLINE uint16x4_t load_bytes(const void* p) {
+  uint32_t bytes;
+  std::memcpy(&bytes, p, sizeof(bytes));
+  return vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(bytes))));
+}
+PAGED_INLINE Vec load(const Int8* p) {
+  const int16x4_t x = vreinterpret_s16_u16(vshl_n_u16(load_bytes(p), 8));
+  return vcvtq_f32_s32(vshrq_n_s32(vshll_n_s16(x, 0), 8));
+}
+PAGED_INLINE Vec load(const Float8E5M2* p) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vshl_n_u16(load_bytes(p), 8)));
+}
+// By way of a float16 2^8 times smaller, which holds all values, subnormal ones too.
+PAGED_INLINE Vec load(const Float8E4M3* p) {
+  const uint16x4_t x = load_bytes(p);
+  const uint16x4_t magnitude = vand_u16(x, vdup_n_u16(0x7f));
+  const uint16x4_t sign = vshl_n_u16(vand_u16(x, vdup_n_u16(0x80)), 8);
+  const uint16x4_t half = vorr_u16(vshl_n_u16(magnitude, 7), sign);
+  const uint16x4_t nan = vceq_u16(magnitude, vdup_n_u16(0x7f));
+  return vcvt_f32_f16(vreinterpret_f16_u16(vbsl_u16(nan, vdup_n_u16(0x7e00), half))) * 256.0f;
+}
+
 PAGED_INLINE void store(float* p, Vec x) { vst1q_f32(p, x); }
 PAGED_INLINE void store(Half* p, Vec x) {
   vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(x)));
