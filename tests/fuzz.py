@@ -87,7 +87,7 @@ class Base:
 def make_base(op: str, rng: random.Random) -> Base:
     arguments = _good_arguments(op, rng)
     tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-    in_bytes = {name: tensor.view(torch.uint8) for name, tensor in tensors.items()}
+    in_bytes = {name: tensor.flatten().view(torch.uint8) for name, tensor in tensors.items()}
     return Base(op, arguments, {name: (now, now.clone()) for name, now in in_bytes.items()})
 
 
@@ -110,6 +110,8 @@ def _good_arguments(op: str, rng: random.Random) -> dict[str, Any]:
         "key_cache": floats(num_blocks, block_size, num_kv_heads, head_dim),
         "value_cache": floats(num_blocks, block_size, num_kv_heads, head_dim_v),
     }
+    if rng.random() < 0.4:
+        _quantise(rng, arguments)
     if op == "copy_blocks":
         order = rng.sample(range(num_blocks), num_blocks)
         pairs = [(rng.randrange(num_blocks), block) for block in order[: rng.randint(0, 4)]]
@@ -133,9 +135,24 @@ def _good_arguments(op: str, rng: random.Random) -> dict[str, Any]:
     arguments["query"] = floats(starts[-1], num_heads, head_dim)
     arguments["query_start_loc"] = torch.tensor(starts, dtype=torch.int32)
     arguments |= _good_options(rng, num_heads)
+    if rng.random() < 0.3:
+        mask = torch.rand(starts[-1], rng.randint(2, 4)) < 0.5
+        arguments = {**arguments, "tree_mask": mask}
+        for name in ("sliding_window", "alibi_slopes"):
+            arguments.pop(name, None)
     if op == "attention.out":
         arguments["out"] = floats(starts[-1], num_heads, head_dim_v)
     return arguments
+
+
+def _quantise(rng: random.Random, arguments: dict[str, Any]) -> None:
+    """Give the caches a quantised dtype, and scales of one of their shapes."""
+    dtype = rng.choice((torch.int8, torch.float8_e4m3fn, torch.float8_e5m2))
+    shape = arguments["key_cache"].shape[:3]
+    shape = rng.choice(((), shape[2:], shape))
+    for half in ("key", "value"):
+        arguments[f"{half}_cache"] = arguments[f"{half}_cache"].to(dtype)
+        arguments[f"{half}_scale"] = torch.rand(shape)
 
 
 def _good_options(rng: random.Random, num_heads: int) -> dict[str, Any]:
@@ -159,7 +176,11 @@ def _other_dtype(rng: random.Random, tensor: Tensor) -> Tensor:
 
 def _other_bits(rng: random.Random, tensor: Tensor) -> Tensor:
     """Read the same memory as another dtype of the same size."""
-    same_size = {4: (torch.int32, torch.float32), 2: (torch.int16, torch.float16, torch.bfloat16)}
+    same_size = {
+        4: (torch.int32, torch.float32),
+        2: (torch.int16, torch.float16, torch.bfloat16),
+        1: (torch.uint8, torch.bool, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2),
+    }
     choices = same_size.get(tensor.element_size(), (torch.int64, torch.float64))
     return tensor.view(rng.choice(choices))
 
@@ -312,7 +333,7 @@ def _has_more_to_corrupt(tensor: Tensor) -> bool:
 
 
 def _corrupt_option(rng: random.Random, arguments: dict[str, Any]) -> None:
-    name = rng.choice((*OPTIONS, "num_tokens", "key_scale", "value_scale"))
+    name = rng.choice((*OPTIONS, "num_tokens", "key_scale", "value_scale", "tree_mask"))
     if name in ("scale", "softcap"):
         arguments[name] = rng.choice(BAD_FLOATS)
     elif name in ("sliding_window", "num_tokens"):

@@ -37,7 +37,7 @@ WRITTEN = {
     "copy_blocks": ("key_cache", "value_cache"),
     "merge_states": (),
 }
-NOT_SERVED = re.compile(r"on the NPU|of a vector core")
+NOT_SERVED = re.compile(r"on the NPU|of a vector core|only the CPU")
 MOST_BYTES = 2**30
 # Tests of what the mixed kernel's matrix unit doesn't give, and why. PAGED_NPU_KERNEL=vector runs
 # them.
@@ -122,7 +122,9 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(reason)
     environment.load()
     import paged_ops  # noqa: F401  (defines the ops)
+    from tests.support import strategies
 
+    strategies.drawn_quantisations = ()
     os.environ["PAGED_CHECK"] = "1"
     # torch_npu warns about itself, and torch about the kernels that are replaced here.
     config.addinivalue_line("filterwarnings", "ignore::UserWarning")

@@ -226,13 +226,13 @@ def cache_refusals() -> Iterator[Refusal]:
             for cache in ("key_cache", "value_cache"):
                 arguments[cache] = arguments[cache].to(torch.int8)
 
-        says = ("key_cache", "torch.int8", FLOATS)
+        says = ("key_scale", "None", "key_cache", "torch.int8")
         yield Refusal(op, "int8 caches without scales", both_int8, says)
-        if op == "copy_blocks":
-            continue
         for name in ("key_scale", "value_scale"):
             change = put(name, torch.ones(1))
-            yield Refusal(op, f"{name} for a cache that is not quantised", change, (name,))
+            says = (name, "tensor", "None", "torch.float32")
+            yield Refusal(op, f"{name} for a cache that is not quantised", change, says)
+        yield from scale_refusals(op)
     for op in WRITES_CACHES:
         for name in ("key_cache", "value_cache"):
             for dim in (0, 1, 2):
@@ -241,6 +241,54 @@ def cache_refusals() -> Iterator[Refusal]:
                 kind = f"{name} with overlapping dimension {dim}"
                 yield Refusal(op, kind, put(name, overlapping(dim)), (name,), True)
     yield from wrong_devices(HAS_CACHES, ("key_cache", "value_cache"))
+
+
+def quantised_with(name: str, scale: Callable[[Tensor], Tensor | None]) -> Change:
+    """Make the caches int8, their scales one per token and head, and then one scale another."""
+
+    def change(arguments: Arguments) -> None:
+        for half in ("key", "value"):
+            cache = arguments[f"{half}_cache"].to(torch.int8)
+            arguments[f"{half}_cache"] = cache
+            arguments[f"{half}_scale"] = torch.rand(cache.shape[:3])
+        arguments[name] = scale(arguments[name])
+
+    return change
+
+
+def scale_refusals(op: str) -> Iterator[Refusal]:
+    for name in ("key_scale", "value_scale"):
+        for kind, scale, says in (
+            ("None", lambda t: None, ("None", "tensor")),
+            ("of float64", cast(torch.float64), ("float64", "torch.float32")),
+            ("of float16", cast(torch.float16), ("float16", "torch.float32")),
+            ("of rank 2", lambda t: t[0], ("2", "0, 1 or 3")),
+            ("of rank 4", lambda t: t[None], ("4", "0, 1 or 3")),
+            ("of too many heads", lambda t: torch.ones(NUM_KV_HEADS + 1), ("3", "2", "heads")),
+            ("of one head", lambda t: torch.ones(1), ("1", "2", "num_kv_heads")),
+            ("of other blocks", resized(0, NUM_BLOCKS + 1), ("6", "5", "num_blocks")),
+            ("of another block size", resized(1, BLOCK_SIZE - 1), ("3", "4", "block_size")),
+            ("of other heads per token", resized(2, 1), ("1", "2", "num_kv_heads")),
+            ("on another device", on_meta, ("meta", "cpu")),
+        ):
+            yield Refusal(op, f"{name} {kind}", quantised_with(name, scale), (name, *says))
+    if op not in WRITES_CACHES:
+        return
+    for name in ("key_scale", "value_scale"):
+        for dim in (0, 1, 2):
+            change = quantised_with(name, expanded(dim))
+            kind = f"{name} expanded in dimension {dim}"
+            yield Refusal(op, kind, change, (name, "stride", "0"), needs_memory=True)
+
+        def in_the_cache(arguments: Arguments, name: str = name) -> None:
+            quantised_with(name, lambda scale: scale)(arguments)
+            memory = torch.zeros(NUM_BLOCKS * BLOCK_SIZE * NUM_KV_HEADS * HEAD_DIM)
+            cache = memory.view(torch.int8)[: memory.numel()]
+            arguments["key_cache"] = cache.view(NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
+            arguments[name] = memory[: arguments[name].numel()].view(arguments[name].shape)
+
+        says = (name, "shares memory", "key_cache")
+        yield Refusal(op, f"{name} in the memory of key_cache", in_the_cache, says, True)
 
 
 def table_refusals() -> Iterator[Refusal]:
@@ -316,6 +364,27 @@ def option_refusals(op: str) -> Iterator[Refusal]:
     for value in (0, -1, INT64_MIN):
         says = ("sliding_window", str(value), "1")
         yield Refusal(op, f"sliding_window of {value}", put("sliding_window", value), says)
+    mask = torch.ones(3, 2, dtype=torch.bool)
+    for kind, value, says in (
+        ("of uint8", mask.to(torch.uint8), ("uint8", "torch.bool")),
+        ("of float32", mask.float(), ("float32", "torch.bool")),
+        ("of rank 1", mask[0], ("1", "2")),
+        ("of rank 3", mask[None], ("3", "2")),
+        ("of too few rows", mask[:2], ("2", "3", "num_tokens")),
+        ("of too many rows", torch.ones(4, 2, dtype=torch.bool), ("4", "3", "num_tokens")),
+        ("on another device", mask.to("meta"), ("meta", "cpu")),
+    ):
+        yield Refusal(op, f"tree_mask {kind}", put("tree_mask", value), ("tree_mask", *says))
+    change = put("tree_mask", mask[:, :1])
+    says = ("tree_mask.shape[1]", "1", "2", "sequence 0")
+    yield Refusal(op, "tree_mask of too few columns", change, says, needs_memory=True)
+    for name, value in (("sliding_window", 4), ("alibi_slopes", torch.ones(4))):
+
+        def with_mask(arguments: Arguments, name: str = name, value: Any = value) -> None:
+            arguments["tree_mask"] = mask
+            arguments[name] = value
+
+        yield Refusal(op, f"tree_mask with {name}", with_mask, (name, "None", "tree_mask"))
     for name in ("alibi_slopes", "sinks"):
         for kind, value, says in (
             ("rank 0", torch.tensor(1.0), ("0", "1")),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 import paged_ops
 from tests.support.checks import same_bits
@@ -27,11 +28,18 @@ def assert_gathers(made: Sequences, placement: Placement) -> None:
     """Gather from the pool and compare with what was put there, bit for bit."""
     case = place(made, placement)
     arguments = (case.key_cache, case.value_cache, case.block_tables, case.seq_lens)
-    nothing = made.query.new_empty(0, made.num_kv_heads, 0)
-    want_key = torch.cat([nothing.new_empty(0, made.num_kv_heads, made.query.shape[2]), *made.keys])
-    want_value = torch.cat([nothing.new_empty(0, made.num_kv_heads, made.head_dim_v), *made.values])
+    store, dtype = made.quantisation, made.dtype if made.quantisation is None else torch.float32
+    scales = {name: scale for name, scale in case.options.items() if name.endswith("_scale")}
+
+    def joined(rows: tuple[Tensor, ...], head_dim: int) -> Tensor:
+        # The product of an element and its scale is exact in float64, and rounded once.
+        read = [each if store is None else store.as_read(each).float() for each in rows]
+        return torch.cat([torch.empty(0, made.num_kv_heads, head_dim, dtype=dtype), *read])
+
+    want_key = joined(made.keys, made.query.shape[2])
+    want_value = joined(made.values, made.head_dim_v)
     for num_tokens in (None, sum(made.seq_lens)):
-        key, value = torch.ops.paged.gather_kv(*arguments, num_tokens=num_tokens)
+        key, value = torch.ops.paged.gather_kv(*arguments, num_tokens=num_tokens, **scales)
         assert same_bits(key, want_key)
         assert same_bits(value, want_value)
         assert key.is_contiguous()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,17 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from paged_ops import reference
 from tests.support.checks import relative_error, visibility
-from tests.support.sequences import CACHE_LAYOUTS, Placement, Sequences, make_sequences, place
+from tests.support.quantisation import QUANTISATIONS, Quantisation
+from tests.support.sequences import (
+    CACHE_LAYOUTS,
+    Placement,
+    Sequences,
+    exact,
+    make_sequences,
+    place,
+)
 from tests.support.strategies import placements, sequences
+from tests.support.trees import tree_mask
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +42,7 @@ def float64(made: Sequences, placement: Placement | None = None) -> tuple[Tensor
 
 def dense_attention(made: Sequences) -> tuple[Tensor, Tensor]:
     """Compute the whole score matrix of each sequence, and torch's softmax over all of it."""
+    made = made.as_read()
     outputs = [made.query.new_zeros(0, made.query.shape[1], made.head_dim_v)]
     lses = [made.query.new_zeros(0, made.query.shape[1])]
     for i in range(len(made.keys)):
@@ -289,10 +300,20 @@ def test_gathering_refuses_a_wrong_number_of_tokens() -> None:
         reference.gather_kv(cache, cache, table, torch.tensor([2]), num_tokens=3)
 
 
-def test_scales_of_quantised_caches_are_refused() -> None:
-    case = place(make_sequences([3]), Placement())
-    with pytest.raises(NotImplementedError, match="key_scale"):
-        reference.attention(*case.tensors, key_scale=torch.ones(1))
+def test_an_int8_cache_without_scales_is_refused() -> None:
+    case = place(make_sequences([3], quantisation=Quantisation(torch.int8, "head")), Placement())
+    with pytest.raises(ValueError, match="int8"):
+        reference.attention(*case.tensors)
+
+
+@pytest.mark.parametrize("store", QUANTISATIONS, ids=str)
+def test_both_forms_read_quantised_caches_as_what_they_stand_for(store: Quantisation) -> None:
+    made = make_sequences([21, 4], [3, 4], num_heads=4, num_kv_heads=2, quantisation=store)
+    made = made.with_options(tree_mask=tree_mask([3, 4]))
+    case = place(replace(made, query=made.query.double()), Placement(block_size=4))
+    for form in (reference.attention_with_lse, reference.attention_by_blocks):
+        for got, want in zip(form(*case.tensors, **case.options), exact(made), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
 def test_copying_blocks_reads_before_it_writes_even_where_values_are_a_view_of_keys() -> None:

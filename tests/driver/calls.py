@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tests.support.quantisation import CACHE_DTYPES
 from tests.support.sequences import DTYPES, PagedCase
 
 State = tuple[Tensor, Tensor]
@@ -34,14 +35,16 @@ class Call:
 def attention(case: PagedCase, num_threads: int = 1) -> Call:
     """Describe a call of ``attention_with_lse``."""
     known = {"scale", "causal", "sliding_window", "softcap", "alibi_slopes", "sinks"}
+    known |= {"key_scale", "value_scale", "tree_mask"}
     options = case.options
     assert set(options) <= known
     num_tokens, num_heads, head_dim = case.query.shape
     scale = options.get("scale")
     text = struct.pack(
-        "=5q2d",
+        "=6q2d",
         _ATTENTION,
         DTYPES.index(case.query.dtype),
+        (DTYPES + CACHE_DTYPES).index(case.key_cache.dtype),
         num_threads,
         options.get("causal", True),
         options.get("sliding_window") or 0,
@@ -49,7 +52,9 @@ def attention(case: PagedCase, num_threads: int = 1) -> Call:
         options.get("softcap", 0.0),
     )
     assert case.query_start_loc is not None
-    tensors = (*case.tensors, options.get("alibi_slopes"), options.get("sinks"))
+    tensors = [*case.tensors, options.get("alibi_slopes"), options.get("sinks")]
+    tensors += [_per_token(options.get(name), case) for name in ("key_scale", "value_scale")]
+    tensors.append(options.get("tree_mask"))
     text += b"".join(_pack(tensor) for tensor in tensors)
     return Call(text, (num_tokens, num_heads, case.value_cache.shape[3]), case.query.dtype)
 
@@ -85,6 +90,14 @@ def run(command: Sequence[str], calls: Sequence[Call], isa: str) -> tuple[str, l
         states.append((pair[0], pair[1]))
     assert not rest
     return chosen, states
+
+
+def _per_token(scale: Tensor | None, case: PagedCase) -> Tensor | None:
+    """View the scales of a quantised cache as one per token and head."""
+    if case.key_cache.dtype not in CACHE_DTYPES:
+        return None
+    scale = torch.ones(()) if scale is None else scale
+    return scale if scale.dim() == 3 else scale.expand(case.key_cache.shape[:3])
 
 
 def _pack(tensor: Tensor | None) -> bytes:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from tests.driver.calls import State
+from tests.support.quantisation import QUANTISATIONS
 from tests.support.sequences import (
     GARBAGE,
     Placement,
@@ -15,6 +16,7 @@ from tests.support.sequences import (
     make_sequences,
     normal,
 )
+from tests.support.trees import tree_mask
 
 # Two pieces of 512 keys and a rest; a partial tile; a sequence without keys.
 DECODE_LENS = (1100, 37, 1, 0)
@@ -35,6 +37,9 @@ def attention_cases(dtype: torch.dtype) -> list[tuple[Sequences, Placement]]:
     *options, together = each_option(shape["num_heads"])
     made += [prefill.with_options(**option) for option in options]
     made += [each.with_options(**together) for each in (decode, prefill)]
+    for store in QUANTISATIONS:
+        made += [replace(each, quantisation=store) for each in (decode, prefill)]
+    made.append(prefill.with_options(tree_mask=tree_mask(QUERY_LENS)))
     # Scores so far apart that a weight overflows unless it is relative to the largest.
     made.append(make_sequences(PREFILL_LENS, QUERY_LENS, dtype=dtype, magnitude=8.0, **shape))
     placements = [

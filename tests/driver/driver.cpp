@@ -66,7 +66,11 @@ class Tensor {
     return storage_ == nullptr ? nullptr : reinterpret_cast<T*>(storage_.get() + offset_);
   }
   Rows rows() const { return {data<char>(), strides_[0], strides_[1]}; }
-  Cache cache() const { return {data<char>(), shape_[3], strides_[0], strides_[1], strides_[2]}; }
+  Cache cache(const Tensor& scale) const {
+    const Scales scales = {scale.data<float>(), scale.stride(0), scale.stride(1), scale.stride(2),
+                           true};
+    return {data<char>(), shape_[3], strides_[0], strides_[1], strides_[2], scales};
+  }
   void make_undefined() const { VALGRIND_MAKE_MEM_UNDEFINED(storage_.get(), bytes_); }
 
  private:
@@ -97,27 +101,38 @@ cpu::ThreadPool threads(int64_t count) {
           }};
 }
 
-// To valgrind, all of the pool is uninitialised but the rows that the sequences hold.
-void define_only_what_is_held(const AttentionParams& params, const Tensor& key_cache,
-                              const Tensor& value_cache) {
-  [[maybe_unused]] const int64_t element = element_size(params.pool.dtype);
-  key_cache.make_undefined();
-  value_cache.make_undefined();
+// To valgrind, all of a tensor of the pool is uninitialised but what belongs to tokens that the
+// sequences hold: `bytes` for each head at `at(block, offset, head)`.
+template <class At>
+void define_only_what_is_held(const AttentionParams& params, const Tensor& tensor,
+                              [[maybe_unused]] int64_t bytes, At at) {
+  tensor.make_undefined();
   for (int64_t i = 0; i < params.batch; ++i) {
     for (int64_t token = 0; token < params.seq_lens[i]; ++token) {
       const int64_t block = params.block_tables.at(i, token / params.pool.block_size);
       for (int64_t head = 0; head < params.pool.num_kv_heads; ++head) {
-        for ([[maybe_unused]] const Cache& cache : {params.pool.key, params.pool.value}) {
-          VALGRIND_MAKE_MEM_DEFINED(
-              static_cast<char*>(cache.data) +
-                  (block * cache.block_stride +
-                   token % params.pool.block_size * cache.token_stride + head * cache.head_stride) *
-                      element,
-              cache.head_dim * element);
-        }
+        [[maybe_unused]] const void* held = at(block, token % params.pool.block_size, head);
+        VALGRIND_MAKE_MEM_DEFINED(held, bytes);
       }
     }
   }
+}
+
+void define_only_what_is_held(const AttentionParams& params, const Cache& cache,
+                              const Tensor& elements, const Tensor& scales) {
+  const int64_t element = element_size(params.pool.dtype);
+  define_only_what_is_held(params, elements, cache.head_dim * element,
+                           [&](int64_t block, int64_t offset, int64_t head) {
+                             return static_cast<char*>(cache.data) +
+                                    (block * cache.block_stride + offset * cache.token_stride +
+                                     head * cache.head_stride) *
+                                        element;
+                           });
+  if (!is_quantised(params.pool.dtype)) return;
+  define_only_what_is_held(params, scales, sizeof(float),
+                           [&](int64_t block, int64_t offset, int64_t head) {
+                             return cache.scales.at(block, offset, head);
+                           });
 }
 
 // The same for the entries of block tables.
@@ -135,25 +150,22 @@ void define_only_what_is_needed(const AttentionParams& params, const Tensor& blo
 }
 
 void attention() {
-  const auto dtype = static_cast<Dtype>(read<int64_t>());
-  const auto num_threads = read<int64_t>();
   AttentionParams params = {};
+  params.dtype = static_cast<Dtype>(read<int64_t>());
+  const auto cache_dtype = static_cast<Dtype>(read<int64_t>());
+  const auto num_threads = read<int64_t>();
   params.causal = read<int64_t>() != 0;
   params.sliding_window = read<int64_t>();
   params.scale = static_cast<float>(read<double>());
   params.softcap = static_cast<float>(read<double>());
   const Tensor query, key_cache, value_cache, block_tables, seq_lens, query_start_loc;
-  const Tensor alibi_slopes, sinks;
+  const Tensor alibi_slopes, sinks, key_scale, value_scale, tree_mask;
   const int64_t head_dim_v = value_cache.shape(3);
   const int64_t num_rows = query.shape(0) * query.shape(1);
-  const Result output(num_rows * head_dim_v * element_size(dtype));
+  const Result output(num_rows * head_dim_v * element_size(params.dtype));
   const Result lse(num_rows * static_cast<int64_t>(sizeof(float)));
-  params.pool = {dtype,
-                 key_cache.shape(0),
-                 key_cache.shape(1),
-                 key_cache.shape(2),
-                 key_cache.cache(),
-                 value_cache.cache()};
+  params.pool = {cache_dtype,        key_cache.shape(0),         key_cache.shape(1),
+                 key_cache.shape(2), key_cache.cache(key_scale), value_cache.cache(value_scale)};
   params.block_tables = {block_tables.data<int32_t>(), block_tables.stride(0),
                          block_tables.stride(1)};
   params.seq_lens = seq_lens.data<int32_t>();
@@ -165,7 +177,9 @@ void attention() {
   params.lse = reinterpret_cast<float*>(lse.memory.get());
   params.alibi_slopes = alibi_slopes.data<float>();
   params.sinks = sinks.data<float>();
-  define_only_what_is_held(params, key_cache, value_cache);
+  params.tree_mask = {tree_mask.data<uint8_t>(), tree_mask.stride(0), tree_mask.stride(1)};
+  define_only_what_is_held(params, params.pool.key, key_cache, key_scale);
+  define_only_what_is_held(params, params.pool.value, value_cache, value_scale);
   define_only_what_is_needed(params, block_tables);
   cpu::attention(params, threads(num_threads));
   output.write();

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paged_ops import reference
+from tests.support.quantisation import Quantisation
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CACHE_LAYOUTS = (
@@ -55,7 +56,8 @@ class Sequences:
 
     ``query`` is ``[num_tokens, num_heads, head_dim]``; sequence ``i`` owns the next
     ``query_lens[i]`` rows of it, and ``keys[i]`` and ``values[i]`` are
-    ``[seq_len, num_kv_heads, head_dim(_v)]``.
+    ``[seq_len, num_kv_heads, head_dim(_v)]``. With a quantisation a pool holds what that makes of
+    them.
     """
 
     query: Tensor
@@ -65,6 +67,7 @@ class Sequences:
     num_kv_heads: int
     head_dim_v: int
     options: dict[str, Any] = field(default_factory=dict)
+    quantisation: Quantisation | None = None
 
     @property
     def seq_lens(self) -> list[int]:
@@ -73,6 +76,15 @@ class Sequences:
     @property
     def dtype(self) -> torch.dtype:
         return self.query.dtype
+
+    def as_read(self) -> Sequences:
+        """Return the same with the keys and values that a pool holds, in float64."""
+        store = self.quantisation
+        keys, values = (
+            tuple(t.double() if store is None else store.as_read(t) for t in tensors)
+            for tensors in (self.keys, self.values)
+        )
+        return replace(self, query=self.query.double(), keys=keys, values=values, quantisation=None)
 
     def rows(self, sequence: int) -> slice:
         """Rows of ``query`` that belong to one sequence."""
@@ -163,13 +175,7 @@ def run(sequences: Sequences, placement: Placement | None = None) -> tuple[Tenso
 @one_thread()
 def exact(sequences: Sequences) -> tuple[Tensor, Tensor]:
     """Return output and lse of the reference in float64."""
-    wide = replace(
-        sequences,
-        query=sequences.query.double(),
-        keys=tuple(key.double() for key in sequences.keys),
-        values=tuple(value.double() for value in sequences.values),
-    )
-    case = place(wide, Placement(block_size=64, spare_blocks=0))
+    case = place(sequences.as_read(), Placement(block_size=64, spare_blocks=0))
     return reference.attention_with_lse(*case.tensors, **case.options)
 
 
@@ -190,14 +196,24 @@ def place(sequences: Sequences, placement: Placement) -> PagedCase:
     key_cache, value_cache = _empty_caches(sequences, num_blocks, placement)
     for cache in (key_cache, value_cache):
         _fill_with_garbage(cache, placement.garbage)
+    scales = _empty_scales(sequences, key_cache, placement)
 
     for sequence, count in enumerate(needed):
         blocks, order = order[:count], order[count:]
         block_tables[sequence, :count] = torch.tensor(blocks, dtype=torch.int32)
         position = torch.arange(seq_lens[sequence])
         slots = torch.tensor(blocks).long()[position // block_size], position % block_size
-        key_cache[slots] = sequences.keys[sequence]
-        value_cache[slots] = sequences.values[sequence]
+        for cache, name, rows in (
+            (key_cache, "key_scale", sequences.keys[sequence]),
+            (value_cache, "value_scale", sequences.values[sequence]),
+        ):
+            if sequences.quantisation is None:
+                cache[slots] = rows
+                continue
+            elements, row_scales = sequences.quantisation.stored(rows)
+            cache.view(torch.uint8)[slots] = elements.view(torch.uint8)
+            if sequences.quantisation.granularity == "token":
+                scales[name][slots] = row_scales
 
     starts = torch.tensor([0, *sequences.query_lens]).cumsum(0)
     return PagedCase(
@@ -207,8 +223,25 @@ def place(sequences: Sequences, placement: Placement) -> PagedCase:
         block_tables=block_tables,
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
         query_start_loc=starts.to(torch.int32),
-        options=sequences.options,
+        options={**sequences.options, **scales},
     )
+
+
+def _empty_scales(sequences: Sequences, cache: Tensor, placement: Placement) -> dict[str, Tensor]:
+    """Return the scales of both caches; those per token are garbage as yet."""
+    store = sequences.quantisation
+    if store is None or store.granularity == "none":
+        return {}
+    scales = {}
+    for name in ("key_scale", "value_scale"):
+        if store.granularity == "token":
+            scales[name] = _hnd(cache.shape[:3], 1, torch.float32)[..., 0]
+            if placement.cache_layout == "NHD":
+                scales[name] = torch.empty(cache.shape[:3])
+            _fill_with_garbage(scales[name], placement.garbage)
+        else:
+            scales[name] = store.fixed_scale(sequences.num_kv_heads)
+    return scales
 
 
 def _empty_caches(
@@ -217,6 +250,8 @@ def _empty_caches(
     head_dim, head_dim_v = sequences.query.shape[2], sequences.head_dim_v
     shape = (num_blocks, placement.block_size, sequences.num_kv_heads)
     layout, dtype = placement.cache_layout, sequences.dtype
+    if sequences.quantisation is not None:
+        dtype = sequences.quantisation.dtype
     if head_dim_v != head_dim and layout in ("article NHD", "article HND", "keys then values"):
         layout = {"article NHD": "NHD", "article HND": "HND", "keys then values": "slice"}[layout]
     return make_caches(layout, shape, head_dim, head_dim_v, dtype)
@@ -283,12 +318,17 @@ def _in_query_layout(query: Tensor, layout: str) -> Tensor:
 
 
 def _fill_with_garbage(cache: Tensor, kind: str) -> None:
+    if cache.dtype == torch.int8:
+        cache.fill_({"-inf": -128, "max": 127, "zero": 0}.get(kind, 85))
+        return
     largest = torch.finfo(cache.dtype).max
-    values = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "max": largest}
+    values = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "max": largest, "zero": 0.0}
     if kind == "mixed":
         pattern = torch.tensor([math.nan, largest, -math.inf, 1.0, -largest, math.inf, math.nan])
         repeats = -(-cache.numel() // len(pattern))
         cache.copy_(pattern.to(cache.dtype).repeat(repeats)[: cache.numel()].view(cache.shape))
+    elif cache.dtype.itemsize == 1:  # which torch can't fill
+        cache.copy_(torch.full(cache.shape, values[kind]).to(cache.dtype))
     else:
         cache.fill_(values[kind])
 
@@ -323,6 +363,7 @@ def make_sequences(
     dtype: torch.dtype = torch.float32,
     magnitude: float = 1.0,
     seed: int = 0,
+    quantisation: Quantisation | None = None,
     **options: Any,
 ) -> Sequences:
     """Return sequences with normal values; ``query_lens`` None means one query for each."""
@@ -341,4 +382,5 @@ def make_sequences(
         num_kv_heads=num_kv_heads,
         head_dim_v=head_dim_v,
         options=options,
+        quantisation=quantisation,
     )

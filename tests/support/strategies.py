@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from tests.support.quantisation import QUANTISATIONS
 from tests.support.sequences import (
     CACHE_LAYOUTS,
     DTYPES,
@@ -22,6 +23,8 @@ from tests.support.sequences import (
     normal,
 )
 
+# What `sequences` draws from; a device without kernels for quantised caches empties it.
+drawn_quantisations = QUANTISATIONS
 _SEEDS = st.integers(0, 2**16)
 _GROUPS = (1, 2, 3, 4, 7, 8, 71)
 _HEAD_DIMS = (8, 16, 32, 64, 72, 80, 96, 100, 112, 128, 192, 256, 512, 576, 9, 17, 33, 65, 127, 255)
@@ -106,6 +109,7 @@ def sequences(
         dtype=draw(st.sampled_from(dtypes)),
         magnitude=draw(st.sampled_from([0.1, 1.0, 1.0, 3.0])),
         seed=draw(_SEEDS),
+        quantisation=draw(st.sampled_from((None,) * 8 + drawn_quantisations)),
         **(draw(attention_options(num_heads, causal=causal)) if options else {}),
     )
 
