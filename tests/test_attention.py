@@ -218,11 +218,36 @@ def test_large_values_over_a_long_sequence_beside_a_short_one_round_only_once(
     dtype: torch.dtype,
 ) -> None:
     made = make_sequences([16_384, 20], num_heads=4, num_kv_heads=2, head_dim=32, dtype=dtype)
-    made = replace(made, values=tuple(values * 1e3 for values in made.values))
+    # The weights are equal, which is exact in every dtype: only partial sums could be rounded.
+    made = replace(
+        made,
+        query=torch.zeros_like(made.query),
+        values=tuple(values * 1e3 for values in made.values),
+    )
     output, _ = check(made)
     want, _ = exact(made)
     one_rounding = torch.finfo(dtype).eps / 2 * want.abs()
     assert bool(((output.double() - want).abs() <= one_rounding * 1.02 + 1e-4).all())
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("query_len", [1, 30])
+def test_equal_values_come_out_as_they_are_though_all_weights_round_the_same_way(
+    dtype: torch.dtype, query_len: int
+) -> None:
+    made = make_sequences([500], [query_len], head_dim=32, dtype=dtype, scale=1.0)
+    made = replace(
+        made,
+        query=torch.zeros_like(made.query),
+        keys=tuple(torch.zeros_like(keys) for keys in made.keys),
+        values=tuple(torch.full_like(values, 1.5) for values in made.values),
+    )
+    # The first key has the largest score by 1.3828125, and e to the minus that is 0.25087: almost
+    # half way from 0.25 to the next bfloat16.
+    made.query[..., 0] = 1.0
+    made.keys[0][0, :, 0] = 1.3828125
+    output, _ = run(made)
+    assert torch.equal(output, torch.full_like(output, 1.5))
 
 
 @each_dtype

@@ -4,9 +4,103 @@
 #include "cpu/dot_products.h"
 #include "cpu/piece.h"
 #include "cpu/weighted_sum.h"
+#if defined(PAGED_HAS_INTERLEAVED_ROWS)
+#include "cpu/weighted_pairs.h"
+#endif
 
 namespace paged::cpu {
 namespace {
+
+// How values are summed: key by key, with float32 weights.
+template <class T>
+class ValueSums {
+ public:
+  PAGED_INLINE ValueSums(const AttentionParams& params, Memory&)
+      : head_dim_(params.pool.value.head_dim), columns_(columns_of(params)) {}
+
+  // Prepares for a span of `num_rows` rows.
+  PAGED_INLINE void look_up(const RowStream<T>&, int64_t) const {}
+
+  // Leaves the weights in place of the row's scores.
+  PAGED_INLINE static void store_weights(float* scores, int64_t key, Vec first, Vec second) {
+    store(scores + key, first);
+    store(scores + key + kLanes, second);
+  }
+  PAGED_INLINE static void correct(RowSoftmax&, const float*, Visible) {}
+
+  // Adds the weighted values of `keys` to acc[num_rows][columns_of(params)].
+  PAGED_INLINE void add(const RowStream<T>& stream, const float* weights, int64_t num_rows,
+                        Visible keys, float* acc) const {
+    const WeightedSum<T> sum = {weights, kScoreStride, stream.value_rows(), keys.first, keys.last,
+                                acc,     columns_};
+    weighted_sum(sum, 0, num_rows, head_dim_);
+  }
+
+ private:
+  int64_t head_dim_;
+  int64_t columns_;
+};
+
+#if defined(PAGED_HAS_INTERLEAVED_ROWS)
+// Two keys at a time, with bfloat16 weights. Many rows share a panel of interleaved values.
+template <>
+class ValueSums<BFloat16> {
+ public:
+  PAGED_INLINE ValueSums(const AttentionParams& params, Memory& memory)
+      : head_dim_(params.pool.value.head_dim),
+        columns_(columns_of(params)),
+        panel_{memory.take<int32_t>(kPiece / 2 * columns_), columns_} {}
+
+  PAGED_INLINE void look_up(const RowStream<BFloat16>& stream, int64_t num_rows) {
+    is_packed_ = num_rows > kRowsInPlace;
+    if (is_packed_) pack_pairs(paired(stream, stream.keys), panel_);
+  }
+
+  PAGED_INLINE static void store_weights(float* scores, int64_t key, Vec first, Vec second) {
+    store_units(reinterpret_cast<int32_t*>(scores) + key / 2, narrow_pair(first, second));
+  }
+  PAGED_INLINE static void correct(RowSoftmax& softmax, const float* weights, Visible keys) {
+    const float rounded = sum_weights(reinterpret_cast<const int32_t*>(weights),
+                                      keys.first / kChunk * kChunk, round_up(keys.last, kChunk));
+    if (rounded != 0.0f) softmax.correction = softmax.sum / rounded;
+  }
+
+  PAGED_INLINE void add(const RowStream<BFloat16>& stream, const float* weights, int64_t num_rows,
+                        Visible keys, float* acc) const {
+    if (is_packed_) {
+      add(panel_, weights, num_rows, keys, acc);
+    } else {
+      add(paired(stream, keys), weights, num_rows, keys, acc);
+    }
+  }
+
+ private:
+  // Fewer rows than this read values faster where they lie.
+  static constexpr int64_t kRowsInPlace = 8;
+
+  PAGED_INLINE PairedRows paired(const RowStream<BFloat16>& stream, Visible keys) const {
+    return {stream.value_rows(), keys.first, keys.last, head_dim_};
+  }
+
+  template <class Values>
+  PAGED_INLINE void add(const Values& values, const float* weights, int64_t num_rows, Visible keys,
+                        float* acc) const {
+    const PairSum<Values> sum = {reinterpret_cast<const int32_t*>(weights),
+                                 kScoreStride,
+                                 values,
+                                 keys.first,
+                                 keys.last,
+                                 acc,
+                                 columns_};
+    sum_pairs(sum, num_rows, columns_);
+  }
+
+  int64_t head_dim_;
+  int64_t columns_;
+  PairPanel panel_;
+  bool is_packed_ = false;
+};
+#endif
 
 // T is the cache's element type, and that of the queries unless the cache is quantised.
 template <class T>
@@ -18,11 +112,14 @@ class InPlace {
         scores_(memory.take<float>(kBlockRows * kScoreStride)),
         values_(memory.take<float>(kBlockRows * columns_)),
         stream_(params, memory),
+        sums_(params, memory),
         end_(memory.address()) {}
 
   // Prepares for rows of the span; false if it sees no key of the piece.
   bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece) {
-    return cpu::look_up(params, span, piece, stream_);
+    if (!cpu::look_up(params, span, piece, stream_)) return false;
+    sums_.look_up(stream_, span.num_rows);
+    return true;
   }
 
   // Attends up to kBlockRows rows to `keys`, those of the piece that they see, at least one.
@@ -30,13 +127,14 @@ class InPlace {
               RowSoftmax* softmax) {
     prepare_queries(params, rows);
     multiply_keys(params, rows, keys);
-    // The weights are left in place of the scores.
     weigh_rows(params, rows, piece, keys, stream_.scales, scores_, softmax,
                [&](int64_t r, int64_t key, Vec first, Vec second) {
-                 store(scores_ + r * kScoreStride + key, first);
-                 store(scores_ + r * kScoreStride + key + kLanes, second);
+                 sums_.store_weights(scores_ + r * kScoreStride, key, first, second);
                });
-    sum_values(params, rows, keys);
+    for (int64_t r = 0; r < rows.num_rows; ++r) {
+      sums_.correct(softmax[r], scores_ + r * kScoreStride, keys);
+    }
+    sum_values(rows, keys);
   }
 
   // The weighted sums of the last attend(): [kBlockRows][columns_of(params)].
@@ -73,13 +171,12 @@ class InPlace {
     }
   }
 
-  void sum_values(const AttentionParams& params, const RowSpan& rows, Visible keys) {
+  void sum_values(const RowSpan& rows, Visible keys) {
     std::memset(values_, 0, static_cast<size_t>(rows.num_rows * columns_) * sizeof(float));
-    for (int64_t key = keys.first; key < keys.last; key += kTile) {
-      const int64_t end = keys.last - key < kTile ? keys.last : key + kTile;
-      const WeightedSum<T> sum = {scores_, kScoreStride, stream_.value_rows(), key, end,
-                                  values_, columns_};
-      weighted_sum(sum, 0, rows.num_rows, params.pool.value.head_dim);
+    for (int64_t tile = keys.first / kTile * kTile; tile < keys.last; tile += kTile) {
+      const Visible part = {tile < keys.first ? keys.first : tile,
+                            keys.last - tile < kTile ? keys.last : tile + kTile};
+      sums_.add(stream_, scores_, rows.num_rows, part, values_);
     }
   }
 
@@ -88,6 +185,7 @@ class InPlace {
   float* scores_;   // [kBlockRows][kScoreStride]
   float* values_;   // [kBlockRows][columns_]
   RowStream<T> stream_;
+  ValueSums<T> sums_;
   uintptr_t end_;
 };
 

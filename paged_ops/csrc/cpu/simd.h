@@ -15,8 +15,9 @@
 //   times_power_of_two(x, n)        x * 2^n for the integer n
 //
 // An ISA that multiplies pairs of bfloat16 defines PAGED_HAS_BF16_PAIRS, load_pairs and dot_pairs
-// too; one with a matrix unit, what cpu/by_tiles.h takes as well: store_units, transpose_rows,
-// interleave_rows, high_half, high_halves and narrow_pair.
+// too; one that also sums values in pairs, PAGED_HAS_INTERLEAVED_ROWS and what cpu/weighted_pairs.h
+// takes: load_units, store_units, broadcast_unit, interleave_rows and narrow_pair; one with a
+// matrix unit, what cpu/by_tiles.h takes as well: transpose_rows, high_half and high_halves.
 #pragma once
 
 #include <cstdint>

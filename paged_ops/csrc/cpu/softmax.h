@@ -78,10 +78,13 @@ PAGED_INLINE Vec score(const ScoreRule& rule, Vec dot, IntVec key) {
   return s;
 }
 
-// A row's softmax over one piece: m and l of the invariant above.
+// A row's softmax over one piece: m and l of the invariant above, and by how much the weighted sum
+// that comes with it is too small: the weights are rounded for it, so it is divided by their sum
+// as rounded and multiplied by l.
 struct RowSoftmax {
   float max;
   float sum;
+  float correction = 1.0f;
 };
 
 // Where a row's softmax over one piece is computed: dot products, then scores, of keys [begin,
@@ -160,7 +163,7 @@ PAGED_INLINE float weigh_row(const RowScores& row, float scale, float top, F sto
 }
 
 // Folds the row softmax `more` over later keys, with its weighted sum of values, into row `r`.
-// Folding into the state of no keys copies exactly.
+// Folding into the state of no keys copies exactly, but for the correction.
 PAGED_INLINE void fold_row(const State& into, int64_t r, RowSoftmax more, const float* values) {
   const float new_max = more.max > into.max[r] ? more.max : into.max[r];
   const float keep = weight_of(into.max[r], new_max);
@@ -169,7 +172,7 @@ PAGED_INLINE void fold_row(const State& into, int64_t r, RowSoftmax more, const 
   into.max[r] = new_max;
   float* to = into.acc + r * into.acc_stride;
   for (int64_t d = 0; d < into.acc_stride; d += kLanes) {
-    store(to + d, fma(load(values + d), broadcast(add), load(to + d) * keep));
+    store(to + d, fma(load(values + d) * more.correction, broadcast(add), load(to + d) * keep));
   }
 }
 

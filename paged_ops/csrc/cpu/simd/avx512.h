@@ -77,7 +77,9 @@ PAGED_INLINE __m256i narrow(Vec x, BFloat16) {
 }
 #endif
 
+PAGED_INLINE IntVec load_units(const int32_t* p) { return (IntVec)_mm512_loadu_si512(p); }
 PAGED_INLINE void store_units(int32_t* p, IntVec x) { _mm512_storeu_si512(p, (__m512i)x); }
+PAGED_INLINE IntVec broadcast_unit(int32_t x) { return (IntVec)_mm512_set1_epi32(x); }
 
 PAGED_INLINE void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
 PAGED_INLINE void store_partial(float* p, Vec x, int64_t n) {
@@ -126,6 +128,7 @@ PAGED_INLINE void transpose_rows(const int32_t* rows, int64_t stride, int32_t* o
 
 #if defined(PAGED_ISA_AVX512BF16) || defined(PAGED_ISA_AMX)
 #define PAGED_HAS_BF16_PAIRS
+#define PAGED_HAS_INTERLEAVED_ROWS
 
 // Pairs of bfloat16 from the first n elements at p, zeros after them.
 PAGED_INLINE IntVec load_pairs(const BFloat16* p, int64_t n) {
