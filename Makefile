@@ -19,7 +19,7 @@ BUILD_INPUT := setup.py $(filter-out tests/%,$(CXX_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-npu test-torch wheel nightly bench lint format sanitize valgrind clean
+.PHONY: help demo test test-npu test-torch wheel nightly bench lint format sanitize valgrind profile clean
 
 help:
 	@echo 'make demo      build, then let a small language model answer several prompts at once'
@@ -33,6 +33,7 @@ help:
 	@echo 'make format    let ruff and clang-format rewrite the sources'
 	@echo 'make sanitize  the op tests and a fuzzing run on a library built with ASan and UBSan'
 	@echo 'make valgrind  the CPU kernels under valgrind, which has to be installed'
+	@echo 'make profile   where the instructions of attention go, counted by callgrind'
 	@echo 'make clean     remove the builds and the virtual environment'
 
 demo: $(VENV)/.demo $(LIBRARY)
@@ -160,6 +161,9 @@ sanitize: $(VENV)/.test $(SANITIZED)
 # Not in CI. The kernels run in a program of their own: torch and Python would drown their reports.
 valgrind: $(VENV)/.test
 	CXX='$(CXX)' CXXFLAGS=-g $(BIN)/python -m tests.driver.memcheck
+
+profile: $(VENV)/.test
+	CXX='$(CXX)' $(BIN)/python -m tests.driver.profile
 
 clean:
 	rm -rf $(VENV) $(VENV_NPU) $(VENV_BENCH) .venv-torch-* build dist *.egg-info $(LIBRARY)
