@@ -51,6 +51,7 @@ def test_new_tokens_are_the_last_of_each_sequence() -> None:
 # ------------------------------------------------------------------ peers
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("name", PEERS)
 @pytest.mark.parametrize("workload", [TINY, DECODE], ids=lambda workload: workload.name)
 def test_a_peer_computes_what_ours_does_or_says_why_not(name: str, workload: Workload) -> None:
@@ -63,6 +64,16 @@ def test_a_peer_computes_what_ours_does_or_says_why_not(name: str, workload: Wor
     calls, notes = measure.checked(make_inputs(workload, 32), {name: PRESENT[name]})
     assert list(calls) == [name]
     assert notes == {}
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_a_compilation_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    if "flex" in ABSENT:
+        pytest.skip(ABSENT["flex"])
+    monkeypatch.setattr(torch.compiler.config, "force_disable_caches", True)
+    monkeypatch.setattr(torch.cpu, "_is_avx2_supported", lambda: False)
+    with pytest.raises(Unsupported, match=r"^not compiled: .*not supported for CPU"):
+        PRESENT["flex"].attention(make_inputs(DECODE, 32))
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -186,6 +197,29 @@ def test_the_command_prints_and_writes_every_result(
     assert content["results"][0]["flops"] == TINY.flops
     for name in ("attention.png", "attention-cost.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_slow_peer_is_timed_where_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def slow(inputs: Inputs) -> Call:
+        asked.append(inputs.workload)
+        return _attend(inputs)
+
+    stand_in = replace(PEERS["flex"], absence=lambda: None, attention=slow)
+    monkeypatch.setitem(PEERS, "flex", stand_in)
+    monkeypatch.setattr(command, "WORKLOADS", (DECODE,))
+    monkeypatch.setattr(command, "Flusher", lambda: _no_flush)
+    monkeypatch.setattr(command, "WRITES", ())
+    monkeypatch.setattr(command, "CURVES", {})
+    for options in ("", " --peers sdpa flex"):
+        monkeypatch.setattr("sys.argv", f"bench attention --samples 1{options}".split())
+        main()
+        printed = capsys.readouterr().out
+        assert ("/ flex" in printed) == bool(asked) == bool(options)
+        assert ("/ gather+sdpa" in printed) == (not options)
 
 
 def test_an_unknown_workload_is_refused(

@@ -24,6 +24,7 @@ from paged_ops.bench.peers import PEERS, Peer
 from paged_ops.bench.timing import Flusher
 from paged_ops.bench.workloads import CURVES, WORKLOADS, WRITES, Workload
 
+_USUAL_PEERS = [name for name, peer in PEERS.items() if not peer.on_request]
 _NAMES = [*(workload.name for workload in (*WORKLOADS, *WRITES)), *CURVES]
 
 
@@ -35,6 +36,14 @@ def add_parser(benchmarks: Any) -> None:
     parser.add_argument("--samples", type=int, default=9, help="timed calls of each candidate")
     parser.add_argument("--block-size", type=int, default=32, help="tokens per block")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=_NAMES, help=", ".join(_NAMES))
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        metavar="PEER",
+        choices=PEERS,
+        default=_USUAL_PEERS,
+        help=f"{', '.join(PEERS)}; by default {', '.join(_USUAL_PEERS)}",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--png", type=Path, metavar="FOLDER", help="write pictures there")
     parser.set_defaults(run=run)
@@ -42,7 +51,7 @@ def add_parser(benchmarks: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Time every chosen workload and print a row for each, as it is done."""
-    peers, absent = present(PEERS)
+    peers, absent = present({name: PEERS[name] for name in options.peers})
     about = describe()
     print(f"{about['machine']}, {about['threads']} threads, {about['date']}")
     print(f"CPU variant {about['cpu_isa']}, block size {options.block_size}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from paged_ops.bench.peers import openvino_cpu, sgl_cpu, torch_sdpa, vllm_cpu
+from paged_ops.bench.peers import openvino_cpu, sgl_cpu, torch_flex, torch_sdpa, vllm_cpu
 from paged_ops.bench.peers.peer import Call, Peer, Unsupported
 
 PEERS: dict[str, Peer] = {
     "gather+sdpa": torch_sdpa.GATHERED,
     "sdpa": torch_sdpa.CONTIGUOUS,
+    "flex": torch_flex.PEER,
     "vllm": vllm_cpu.PEER,
     "sgl": sgl_cpu.PEER,
     "openvino": openvino_cpu.PEER,

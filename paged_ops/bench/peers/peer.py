@@ -31,9 +31,12 @@ class Peer:
         Makes the call to time; everything that is done once is done here.
     write : callable or None
         Makes a call that writes the K and V of a workload into the peer's own cache.
+    on_request : bool
+        Whether the benchmark takes the peer only where it is named, because it takes minutes.
     """
 
     package: str | None
     absence: Callable[[], str | None]
     attention: Callable[[Inputs], Call]
     write: Callable[[Inputs], Callable[[], object]] | None = None
+    on_request: bool = False
