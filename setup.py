@@ -53,9 +53,11 @@ ARM_ISAS = {
     "generic": [],
     "neon": ["-march=armv8.2-a+fp16"],
 }
-if sys.platform == "linux":  # elsewhere nothing asks the system for the matrix unit's registers,
+# Elsewhere nothing asks the system for the matrix unit's registers, or whether there is bfmmla. Its
+# loops fill the registers: GCC's first scheduler would load so many keys ahead that sums spill.
+if sys.platform == "linux":
     X86_ISAS["amx"] = ["-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
-    ARM_ISAS["neonbf16"] = ["-march=armv8.2-a+fp16+bf16"]  # or whether there is bfdot
+    ARM_ISAS["neonbf16"] = ["-march=armv8.2-a+fp16+bf16", "-fno-schedule-insns"]
 ISAS_BY_MACHINE = {
     "x86_64": X86_ISAS,
     "AMD64": X86_ISAS,

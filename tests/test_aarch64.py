@@ -170,10 +170,10 @@ def test_the_variants_differ_in_the_instructions_they_use(driver: Path) -> None:
         isa: subprocess.check_output([TOOLS + "objdump", "-d", str(path)], text=True)
         for isa, path in objects().items()
     }
-    assert "bfdot" in text["neonbf16"]
+    assert "bfmmla" in text["neonbf16"]
     assert "bfcvtn" in text["neonbf16"]
     for isa in ("generic", "neon"):
-        assert "bfdot" not in text[isa]
+        assert "bfmmla" not in text[isa]
     assert "fmla" in text["neon"]
     assert "fmla" not in text["generic"]
 

@@ -41,7 +41,9 @@ struct Products<BFloat16> {
     if (n <= 0 || n >= kStep) __builtin_unreachable();  // so there is one way through load_pairs
     return load_pairs(k, n);
   }
+#if !defined(PAGED_HAS_BF16_QUADS)
   PAGED_INLINE static Vec add(Vec acc, Operand q, Operand k) { return dot_pairs(q, k, acc); }
+#endif
   PAGED_INLINE static void prepare(const BFloat16* row, int64_t head_dim, Query* out) {
     const int64_t padded = round_up(head_dim, kStep);
     std::memset(out, 0, static_cast<size_t>(padded) * sizeof(Query));
@@ -55,6 +57,10 @@ template <class T>
 PAGED_INLINE constexpr int64_t prepared_stride(int64_t head_dim) {
   return round_up(head_dim, Products<T>::kStep);
 }
+
+// What is done to all prepared rows of a call together.
+template <class T>
+PAGED_INLINE void join_rows(typename Products<T>::Query*, int64_t, int64_t) {}
 
 // scores[r * score_stride + k] = queries[r] . keys[k], for kRows rows and kDots / kRows keys.
 template <class T, int kRows>
@@ -138,3 +144,7 @@ PAGED_INLINE void dot_products(const typename Products<T>::Query* queries, int64
 
 }  // namespace
 }  // namespace paged::cpu
+
+#if defined(PAGED_HAS_BF16_QUADS)
+#include "cpu/quad_products.h"  // of bfloat16
+#endif

@@ -160,6 +160,7 @@ class InPlace {
       Products<T>::prepare(query_at<Element>(params, query_row(params, rows, r)), head_dim,
                            queries_ + r * prepared_stride<T>(head_dim));
     }
+    join_rows<T>(queries_, rows.num_rows, head_dim);
   }
 
   void multiply_keys(const AttentionParams& params, const RowSpan& rows, Visible keys) {

@@ -1,5 +1,5 @@
 // Arm NEON with half-precision conversion (armv8.2-a+fp16): 4 lanes, fused multiply-add. With bf16
-// (armv8.2-a+fp16+bf16) also products of pairs of bfloat16.
+// (armv8.2-a+fp16+bf16) also products of matrices of bfloat16, 2 x 4 and 4 x 2.
 #pragma once
 
 #include <arm_neon.h>
@@ -62,6 +62,7 @@ PAGED_INLINE void store(BFloat16* p, Vec x) {
 
 #if defined(PAGED_ISA_NEONBF16)
 #define PAGED_HAS_BF16_PAIRS
+#define PAGED_HAS_BF16_QUADS
 
 // Pairs of bfloat16 from the first n elements at p, zeros after them.
 PAGED_INLINE IntVec load_pairs(const BFloat16* p, int64_t n) {
@@ -70,15 +71,36 @@ PAGED_INLINE IntVec load_pairs(const BFloat16* p, int64_t n) {
   if (n > 0) std::memcpy(elements, p, static_cast<size_t>(n) * sizeof(BFloat16));
   return vreinterpretq_s32_u16(vld1q_u16(elements));
 }
-// Lane by lane: c + (a.first * b.first + a.second * b.second), by bfdot.
+PAGED_INLINE void store_pairs(BFloat16* p, IntVec x) { vst1q_u16(&p->bits, (uint16x8_t)x); }
+
+// The halves of 64 bits of two vectors.
+PAGED_INLINE IntVec first_halves(IntVec a, IntVec b) {
+  return (IntVec)vzip1q_s64((int64x2_t)a, (int64x2_t)b);
+}
+PAGED_INLINE IntVec last_halves(IntVec a, IntVec b) {
+  return (IntVec)vzip2q_s64((int64x2_t)a, (int64x2_t)b);
+}
+
+// Both halves of a times both halves of b, by bfmmla: lane 2 * i + j is that of c and the dot
+// product of half i of a with half j of b.
 //
-// As the Arm manual's BFDotAdd has it where FPCR.EBF is 0, as it is unless a process sets it: the
-// products are exact, each of the two sums is rounded to odd (an inexact one is cut and its last
-// bit set), whatever FPCR says of rounding; subnormal operands, products and sums count as zero,
-// and every NaN is the default one. So an addition is off by less than one unit in the last place,
-// to either side, where an fma is off by half of one.
-PAGED_INLINE Vec dot_pairs(IntVec a, IntVec b, Vec c) {
-  return vbfdotq_f32(c, vreinterpretq_bf16_s32(a), vreinterpretq_bf16_s32(b));
+// As the Arm manual's BFMatMulAdd has it where FPCR.EBF is 0, as it is unless a process sets it: a
+// lane takes two products at a time, twice. The products are exact, their sum and its sum with the
+// lane are rounded to odd (an inexact one is cut and its last bit set), whatever FPCR says of
+// rounding; subnormal operands, products and sums count as zero, and every NaN is the default one.
+// So an addition is off by less than one unit in the last place, to either side, where an fma is
+// off by half of one.
+PAGED_INLINE Vec add_quads(IntVec a, IntVec b, Vec c) {
+  return vbfmmlaq_f32(c, vreinterpretq_bf16_s32(a), vreinterpretq_bf16_s32(b));
+}
+
+// Lane i is the sum of the first and the last lane of accs[i].
+PAGED_INLINE Vec sum_diagonals(const Vec (&accs)[kLanes]) {
+  const IntVec first =
+      first_halves((IntVec)vzip1q_f32(accs[0], accs[1]), (IntVec)vzip1q_f32(accs[2], accs[3]));
+  const IntVec last =
+      last_halves((IntVec)vzip2q_f32(accs[0], accs[1]), (IntVec)vzip2q_f32(accs[2], accs[3]));
+  return (Vec)first + (Vec)last;
 }
 #endif
 
