@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import subprocess
 import sys
@@ -16,8 +15,8 @@ from torch import Tensor
 from tests.driver import calls
 from tests.driver.build import ROOT, folder, program
 from tests.driver.calls import Call, State
-from tests.driver.cases import attention_cases, long_sequences, states, with_last_value
-from tests.support.checks import assert_accurate, assert_merged, same_bits
+from tests.driver.suite import CHECKS, Check
+from tests.support.checks import assert_accurate
 from tests.support.sequences import DTYPES, Placement, make_sequences, place
 
 MACHINE = "aarch64"
@@ -58,78 +57,9 @@ def run(driver: Path, made: list[Call], isa: str) -> list[State]:
 
 @each_isa
 @each_dtype
-def test_attention_is_within_the_bounds_of_the_op(
-    driver: Path, isa: str, dtype: torch.dtype
-) -> None:
-    cases = attention_cases(dtype)
-    results = run(driver, [calls.attention(place(*case)) for case in cases], isa)
-    for (made, _), (output, lse) in zip(cases, results, strict=True):
-        assert_accurate(made, output, lse)
-
-
-@each_isa
-@each_dtype
-def test_bits_depend_on_neither_blocks_nor_threads(
-    driver: Path, isa: str, dtype: torch.dtype
-) -> None:
-    made = long_sequences(dtype)
-    placements = [
-        Placement(block_size, layout, garbage=garbage, seed=block_size)
-        for block_size, layout, garbage in (
-            (16, "HND", "nan"),
-            (1, "NHD", "inf"),
-            (37, "slice", "max"),
-            (4096, "article HND", "mixed"),
-        )
-    ]
-    several = [calls.attention(place(made, placement)) for placement in placements]
-    several += [calls.attention(place(made, placements[0]), threads) for threads in (2, 3, 5)]
-    first, *others = run(driver, several, isa)
-    assert_accurate(made, *first)
-    for other in others:
-        assert same_bits(first[0], other[0])
-        assert same_bits(first[1], other[1])
-
-
-@each_isa
-@each_dtype
-def test_a_row_has_the_same_bits_alone_and_among_others(
-    driver: Path, isa: str, dtype: torch.dtype
-) -> None:
-    whole = make_sequences(
-        (70, 530), (45, 9), num_heads=6, num_kv_heads=2, head_dim=53, dtype=dtype
-    )
-    decode = whole.split_rows(lambda query_len: list(range(1, query_len)))
-    made = [calls.attention(place(each, Placement())) for each in (whole, decode)]
-    (output, lse), (alone, lse_alone) = run(driver, made, isa)
-    assert same_bits(output, alone)
-    assert same_bits(lse, lse_alone)
-
-
-@each_isa
-@each_dtype
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_a_key_that_a_row_does_not_see_does_not_reach_it(
-    driver: Path, isa: str, dtype: torch.dtype, value: float
-) -> None:
-    made = make_sequences((50,), (50,), num_heads=3, num_kv_heads=1, head_dim=20, dtype=dtype)
-    both = [
-        calls.attention(place(each, Placement())) for each in (made, with_last_value(made, value))
-    ]
-    (clean, _), (output, _) = run(driver, both, isa)
-    assert same_bits(clean[:-1], output[:-1])
-    assert not output[-1].isfinite().any()
-
-
-@each_isa
-@each_dtype
-def test_states_are_merged_as_by_the_op(driver: Path, isa: str, dtype: torch.dtype) -> None:
-    a, b = states(dtype)
-    made = [calls.merge_states(a, b, num_threads) for num_threads in (1, 3)]
-    (out, lse), threaded = run(driver, made, isa)
-    assert_merged(a, b, out, lse)
-    assert same_bits(out, threaded[0])
-    assert same_bits(lse, threaded[1])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_kernels(driver: Path, isa: str, dtype: torch.dtype, check: Check) -> None:
+    check(lambda made: run(driver, made, isa), dtype)
 
 
 def subnormal(dtype: torch.dtype) -> Tensor:

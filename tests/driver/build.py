@@ -1,7 +1,8 @@
 """Build the driver: the CPU units, with the flags that setup.py gives them, and driver.cpp.
 
 ``python -m tests.driver.build MACHINE CXX`` builds for a machine (as ``platform.machine()`` calls
-it) with a compiler for it, into ``build/driver-MACHINE``.
+it) with a compiler for it, into ``build/driver-MACHINE``. The machine `TILES` is an x86_64 whose
+matrix unit is emulated in software.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from unittest import mock
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+TILES = "x86_64-tiles"
 
 
 def folder(machine: str) -> Path:
@@ -38,9 +40,13 @@ def setup_names() -> dict[str, Any]:
 
 def ninja_file(machine: str, cxx: str) -> str:
     """Return the text of the driver's build.ninja."""
-    with mock.patch("platform.machine", return_value=machine):
+    with mock.patch("platform.machine", return_value=machine.partition("-")[0]):
         names = setup_names()
         found = [unit for unit in names["units"](Path()) if unit.name.startswith("cpu.")]
+    if machine == TILES:
+        for unit in found:
+            if unit.name in ("cpu.attention.isa.amx", "cpu.dispatch"):
+                unit.flags.append(f"-include {HERE / 'emulated_tiles.h'}")
     found.append(names["Unit"]("driver", HERE / "driver.cpp", []))
     lines = [
         f"flags = {' '.join(names['common_flags']())}",
