@@ -131,10 +131,26 @@ PAGED_INLINE void copy_scales(const AttentionParams& params, const RowSpan& span
   }
 }
 
-// Looks up the scales of `stream.keys`, those of a piece that begins at key `begin`.
+// Asks for the scales of keys [first, last) of the sequence: they lie apart from everything else.
+PAGED_INLINE void prefetch_scales(const AttentionParams& params, const RowSpan& span,
+                                  const Scales& scales, Visible keys) {
+  if (!scales.are_per_token) return;
+  constexpr int64_t kFloatsPerLine = kCacheLine / int64_t{sizeof(float)};
+  const int64_t block_size = params.pool.block_size;
+  const int64_t step = scales.token_stride == 1 ? kFloatsPerLine : 1;
+  for (int64_t key = keys.first / block_size * block_size; key < keys.last; key += block_size) {
+    const int32_t block = params.block_tables.at(span.sequence, key / block_size);
+    for (int64_t offset = 0; offset < block_size; offset += step) {
+      __builtin_prefetch(scales.at(block, offset, span.kv_head));
+    }
+  }
+}
+
+// Looks up the scales of `stream.keys`, those of a piece that begins at key `begin`, and asks for
+// those of the next piece, up to key `last`.
 template <class T>
 PAGED_INLINE void look_up_scales(const AttentionParams& params, const RowSpan& span, int64_t begin,
-                                 RowStream<T>& stream) {
+                                 int64_t last, RowStream<T>& stream) {
   const Visible keys = stream.keys;
   const int64_t first_chunk = keys.first / kChunk * kChunk;
   const int64_t end = round_up(keys.last, kChunk);
@@ -145,6 +161,9 @@ PAGED_INLINE void look_up_scales(const AttentionParams& params, const RowSpan& s
     for (int64_t key = keys.last; key < end; ++key) all[i][key] = 0.0f;
     copy_scales(params, span, caches[i]->scales, {begin + keys.first, begin + keys.last},
                 all[i] + keys.first);
+    const int64_t next = begin + kPiece;
+    prefetch_scales(params, span, caches[i]->scales,
+                    {next, last < next + kPiece ? last : next + kPiece});
   }
 }
 
@@ -193,7 +212,7 @@ bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece,
   }
   count += append_rows(params, span, params.pool.key, {end, end + ahead}, stream.rows + count);
   stream.num_rows = count;
-  if constexpr (kIsQuantised<T>) look_up_scales(params, span, piece * kPiece, stream);
+  if constexpr (kIsQuantised<T>) look_up_scales(params, span, piece * kPiece, all.last, stream);
   if (params.tree_mask.data != nullptr && span.num_rows == 1) {
     hide_rows(params, span, piece, stream);
   }
