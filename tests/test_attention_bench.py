@@ -70,9 +70,9 @@ def test_a_peer_computes_what_ours_does_or_says_why_not(name: str, workload: Wor
 def test_a_compilation_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     if "flex" in ABSENT:
         pytest.skip(ABSENT["flex"])
-    monkeypatch.setattr(torch.compiler.config, "force_disable_caches", True)
     monkeypatch.setattr(torch.cpu, "_is_avx2_supported", lambda: False)
-    with pytest.raises(Unsupported, match=r"^not compiled: .*not supported for CPU"):
+    no_caches = torch.compiler.config.patch(force_disable_caches=True)
+    with no_caches, pytest.raises(Unsupported, match=r"^not compiled: .*not supported for CPU"):
         PRESENT["flex"].attention(make_inputs(DECODE, 32))
 
 
