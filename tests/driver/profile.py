@@ -28,7 +28,7 @@ from tests.support.sequences import Placement, Sequences, make_sequences, place
 
 # What an instruction is for, by the function that it stands in or was inlined into.
 PARTS = {
-    "scores": "multiply_keys",
+    "scores": "prepare_queries|multiply_keys",
     "softmax": "weigh_rows",
     "sums of values": "sum_values",
     "block table to row pointers": "look_up",
@@ -104,7 +104,7 @@ def parts_of(addresses: Iterable[str], binary: Path) -> dict[str, str]:
     ).stdout
     parts = {}
     for address, functions in re.findall(r"^(0x\w+)\n((?:(?!0x).*\n)+)", text, re.MULTILINE):
-        found = (part for part, name in PARTS.items() if re.search(rf"\b{name}\b", functions))
+        found = (part for part, name in PARTS.items() if re.search(rf"\b(?:{name})\b", functions))
         parts[hex(int(address, 16))] = next(found, REST)
     return parts
 
