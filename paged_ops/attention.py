@@ -40,11 +40,13 @@ class PagedAttention(nn.Module):
     num_kv_heads : int, optional
         Heads of key and value. None: `num_heads`.
     dtype : torch.dtype
-        float32, float16 or bfloat16; of the pool and of all inputs.
+        float32, float16 or bfloat16; of all inputs, and of the pool unless `cache_dtype` is given.
     device : torch.device or str, optional
         Where the pool and all inputs lie. None: torch's default device.
     layout : {"HND", "NHD"}
         As `PagedKVCache`.
+    cache_dtype, scale_granularity
+        As `PagedKVCache`. Scales per head or tensor are set by ``layer.cache.set_scales(0, ...)``.
     scale : float, optional
         Factor of the scores. None: ``head_dim ** -0.5``.
     sliding_window : int, optional
@@ -100,6 +102,8 @@ class PagedAttention(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         layout: str = "HND",
+        cache_dtype: torch.dtype | None = None,
+        scale_granularity: str = "token",
         scale: float | None = None,
         sliding_window: int | None = None,
         softcap: float = 0.0,
@@ -125,7 +129,16 @@ class PagedAttention(nn.Module):
         self.sliding_window = sliding_window
         self.softcap = softcap
         self.cache = PagedKVCache(
-            1, num_blocks, block_size, self.num_kv_heads, head_dim, dtype, device, layout=layout
+            1,
+            num_blocks,
+            block_size,
+            self.num_kv_heads,
+            head_dim,
+            dtype,
+            device,
+            layout=layout,
+            cache_dtype=cache_dtype,
+            scale_granularity=scale_granularity,
         )
         self.manager = BlockManager(
             num_blocks, block_size, prefix_caching=False, sliding_window=sliding_window
@@ -219,7 +232,8 @@ class PagedAttention(nn.Module):
             self.manager, requests, new, seq_lens=seq_lens, device=self.cache.device
         )
         key_cache, value_cache = self.cache.layer(0)
-        write_kv(key, value, key_cache, value_cache, batch.slot_mapping)
+        scales = self.cache.scales(0)
+        write_kv(key, value, key_cache, value_cache, batch.slot_mapping, **scales)
         output = attention(
             query,
             key_cache,
@@ -232,6 +246,7 @@ class PagedAttention(nn.Module):
             softcap=self.softcap,
             alibi_slopes=self.alibi_slopes,
             sinks=self.sinks,
+            **scales,
         )
         for request, length in zip(requests, seq_lens, strict=True):
             self._lengths[request] = length

@@ -5,18 +5,26 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, TypedDict
 
 import torch
 from torch import nn
 
 from paged_ops.block_manager import INT32_MAX, checked_int
+from paged_ops.cache_scales import CacheScales, checked_cache_dtype, first_scale
 from paged_ops.functional import copy_blocks
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LAYOUTS = ("HND", "NHD")
+
+
+class Scales(TypedDict):
+    """The scales of a layer, to be splatted into the ops."""
+
+    key_scale: torch.Tensor | None
+    value_scale: torch.Tensor | None
 
 
 class PagedKVCache(nn.Module):
@@ -28,7 +36,8 @@ class PagedKVCache(nn.Module):
 
     - ``kv_blocks(layer)``: ``[num_blocks, 2, block_size, num_kv_heads, head_dim]``, keys at
       index 0 and values at index 1 of the second dimension;
-    - ``layer(i)``: the pair ``key_cache, value_cache`` that the ops take.
+    - ``layer(i)``: the pair ``key_cache, value_cache`` that the ops take;
+    - ``scales(i)``: the ops' keyword arguments ``key_scale`` and ``value_scale``.
 
     Take the views inside ``forward``, not before: then a compiled graph changes the pool in place.
 
@@ -48,7 +57,7 @@ class PagedKVCache(nn.Module):
     head_dim : int
         Elements of a key per head, 1 or more.
     dtype : torch.dtype
-        float32, float16 or bfloat16.
+        float32, float16 or bfloat16: of new keys and values.
     device : torch.device or str, optional
         Where the pool lies. None: torch's default device.
     head_dim_v : int, optional
@@ -56,6 +65,13 @@ class PagedKVCache(nn.Module):
     layout : {"HND", "NHD"}
         Order in memory inside a block: head by head, which is faster to attend to, or token by
         token.
+    cache_dtype : torch.dtype, optional
+        Of the pool's elements: int8, float8_e4m3fn or float8_e5m2, which stand for themselves
+        times a scale. None: `dtype`, without scales.
+    scale_granularity : {"token", "head", "tensor"}
+        What has a scale of its own in a quantised pool. "token": every token and head; ``write_kv``
+        chooses it. "head" and "tensor": every head, or the whole layer; `set_scales` sets it, and
+        until then it is NaN for int8, so that all output is, and 1 for float8.
 
     Raises
     ------
@@ -93,9 +109,20 @@ class PagedKVCache(nn.Module):
         *,
         head_dim_v: int | None = None,
         layout: str = "HND",
+        cache_dtype: torch.dtype | None = None,
+        scale_granularity: str = "token",
     ) -> None:
         super().__init__()
-        sizes = _Sizes.checked(num_layers, block_size, num_kv_heads, head_dim, head_dim_v, dtype)
+        sizes = _Sizes.checked(
+            num_layers,
+            block_size,
+            num_kv_heads,
+            head_dim,
+            head_dim_v,
+            dtype,
+            cache_dtype,
+            scale_granularity,
+        )
         device = _device(device)
         self.num_blocks = sizes.checked_num_blocks(num_blocks, device)
         if layout not in LAYOUTS:
@@ -106,9 +133,14 @@ class PagedKVCache(nn.Module):
         self.num_kv_heads = sizes.num_kv_heads
         self.head_dim = sizes.head_dim
         self.head_dim_v = sizes.head_dim_v
+        self.scale_granularity = sizes.scale_granularity
+        self._dtype = dtype
+        self._scale_form = sizes.scale_form(self.num_blocks, layout)
         for layer in range(self.num_layers):
-            pool = _zeros(self._pool_shape(), dtype, device)
+            pool = _zeros(self._pool_shape(), sizes.cache_dtype, device)
             self.register_buffer(f"layer_{layer}", pool, persistent=False)
+        for layer in range(self.num_layers if self._scale_form else 0):
+            self.register_buffer(f"scales_{layer}", self._new_scales(device), persistent=False)
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the two caches of a layer, as views of its pool.
@@ -142,6 +174,81 @@ class PagedKVCache(nn.Module):
         if self.layout == "HND":
             return key_cache.transpose(1, 2), value_cache.transpose(1, 2)
         return key_cache, value_cache
+
+    def scales(self, layer: int) -> Scales:
+        """Return the scales of a layer, as keyword arguments of the ops.
+
+        Take them inside ``forward``, as the caches.
+
+        Parameters
+        ----------
+        layer : int
+            0 to num_layers - 1.
+
+        Returns
+        -------
+        dict
+            ``"key_scale"`` and ``"value_scale"``, float32 views of one buffer: ``[num_blocks,
+            block_size, num_kv_heads]``, ``[num_kv_heads]`` or ``[]`` by `scale_granularity`. Both
+            are None where the pool isn't quantised, which the ops take as well.
+
+        Raises
+        ------
+        IndexError
+            There is no such layer.
+
+        Examples
+        --------
+        >>> from paged_ops import attention, write_kv
+        >>> cache = PagedKVCache(1, 8, 4, 2, 16, cache_dtype=torch.int8)
+        >>> key, value = torch.randn(2, 3, 2, 16).unbind(0)
+        >>> write_kv(key, value, *cache.layer(0), torch.tensor([4, 5, 6]), **cache.scales(0))
+        >>> tables, lens = torch.tensor([[1]]).int(), torch.tensor([3]).int()
+        >>> attention(key[2:], *cache.layer(0), tables, lens, **cache.scales(0)).shape
+        torch.Size([1, 2, 16])
+        """
+        self._pool(layer)
+        if self._scale_form is None:
+            return {"key_scale": None, "value_scale": None}
+        key_scale, value_scale = self._scale_form.views(self._scale_buffer(layer))
+        return {"key_scale": key_scale, "value_scale": value_scale}
+
+    def set_scales(
+        self, layer: int, key_scale: torch.Tensor | float, value_scale: torch.Tensor | float
+    ) -> None:
+        """Set the scales of a layer whose `scale_granularity` is "head" or "tensor".
+
+        Do so before anything is written: elements that are there would stand for other numbers.
+
+        Parameters
+        ----------
+        layer : int
+            0 to num_layers - 1.
+        key_scale, value_scale : torch.Tensor or float
+            Above 0: a number, or ``[num_kv_heads]`` of them where each head has its own. The
+            largest magnitude over the largest element (127, 448 or 57344) uses the whole range.
+
+        Raises
+        ------
+        ValueError
+            A scale is out of range or of another shape, or the pool has none to be set. Nothing
+            was changed.
+        IndexError
+            There is no such layer.
+
+        Examples
+        --------
+        >>> cache = PagedKVCache(1, 8, 4, 2, 16, cache_dtype=torch.int8, scale_granularity="head")
+        >>> cache.set_scales(0, torch.tensor([0.02, 0.03]), 0.01)
+        >>> cache.scales(0)["value_scale"]
+        tensor([0.0100, 0.0100])
+        """
+        self._pool(layer)
+        if self._scale_form is None:
+            raise ValueError(f"cache_dtype is {self.cache_dtype}, expected a quantised one")
+        given = {"key_scale": key_scale, "value_scale": value_scale}
+        new = [self._scale_form.checked(name, scale) for name, scale in given.items()]
+        self._scale_buffer(layer).copy_(torch.stack(new))
 
     def kv_blocks(self, layer: int) -> torch.Tensor:
         """Return the pool of a layer as one view.
@@ -193,7 +300,7 @@ class PagedKVCache(nn.Module):
                 return
             mapping = torch.tensor(pairs, device=self.device)
         for layer in range(self.num_layers):
-            copy_blocks(*self.layer(layer), mapping)
+            copy_blocks(*self.layer(layer), mapping, **self.scales(layer))
 
     def send_blocks(
         self,
@@ -205,7 +312,8 @@ class PagedKVCache(nn.Module):
 
         This is how requests are swapped out and in: to a pool on the host and back, with the
         copies of a `Transfer`. It may run in another thread, or on another stream, than the rest:
-        the transfer holds its blocks meanwhile.
+        the transfer holds its blocks meanwhile. Scales per token go along; those per head or tensor
+        have to be the same in both pools.
 
         Parameters
         ----------
@@ -232,12 +340,18 @@ class PagedKVCache(nn.Module):
             raise ValueError("copies has a destination twice, expected each once")
         sources, targets = sources.to(self.device), targets.to(destination.device)
         for layer in range(self.num_layers):
-            blocks = self._pool(layer)[sources]
-            blocks = blocks.to(destination.device, non_blocking=non_blocking)
-            destination._pool(layer)[targets] = blocks
+            here, there = self._of_blocks(layer), destination._of_blocks(layer)
+            for mine, theirs in zip(here, there, strict=True):
+                blocks = mine[sources].to(destination.device, non_blocking=non_blocking)
+                theirs[targets] = blocks
 
     @property
     def dtype(self) -> torch.dtype:
+        """Element type of new keys and values."""
+        return self.cache_dtype if self.scale_granularity is None else self._dtype
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
         """Element type of the pool."""
         return self._pool(0).dtype
 
@@ -248,8 +362,8 @@ class PagedKVCache(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """Size of the pool over all layers, committed or not."""
-        return sum(self._pool(layer).nbytes for layer in range(self.num_layers))
+        """Size of all blocks over all layers, with their scales per token, committed or not."""
+        return sum(part.nbytes for i in range(self.num_layers) for part in self._of_blocks(i))
 
     @classmethod
     def num_blocks_for(
@@ -262,6 +376,8 @@ class PagedKVCache(nn.Module):
         device: torch.device | str | None = None,
         *,
         head_dim_v: int | None = None,
+        cache_dtype: torch.dtype | None = None,
+        scale_granularity: str = "token",
         num_bytes: int | None = None,
         memory_fraction: float | None = None,
     ) -> int:
@@ -271,6 +387,8 @@ class PagedKVCache(nn.Module):
         ----------
         num_layers, block_size, num_kv_heads, head_dim, dtype, device, head_dim_v
             As for the class.
+        cache_dtype, scale_granularity
+            As for the class. Scales per token count as part of their blocks.
         num_bytes : int, optional
             Bytes for the pool, all layers together.
         memory_fraction : float, optional
@@ -295,7 +413,16 @@ class PagedKVCache(nn.Module):
         ...                             num_bytes=2**21)
         64
         """
-        sizes = _Sizes.checked(num_layers, block_size, num_kv_heads, head_dim, head_dim_v, dtype)
+        sizes = _Sizes.checked(
+            num_layers,
+            block_size,
+            num_kv_heads,
+            head_dim,
+            head_dim_v,
+            dtype,
+            cache_dtype,
+            scale_granularity,
+        )
         if (num_bytes is None) == (memory_fraction is None):
             raise ValueError(
                 f"num_bytes is {num_bytes} and memory_fraction is {memory_fraction}, "
@@ -318,7 +445,8 @@ class PagedKVCache(nn.Module):
             f"num_layers={self.num_layers}, num_blocks={self.num_blocks}, "
             f"block_size={self.block_size}, num_kv_heads={self.num_kv_heads}, "
             f"head_dim={self.head_dim}, head_dim_v={self.head_dim_v}, layout={self.layout!r}, "
-            f"dtype={self.dtype}"
+            f"dtype={self.dtype}, cache_dtype={self.cache_dtype}, "
+            f"scale_granularity={self.scale_granularity!r}"
         )
 
     def __reduce__(self) -> NoReturn:
@@ -330,10 +458,15 @@ class PagedKVCache(nn.Module):
     def _refuse_unlike(self, other: PagedKVCache) -> None:
         """Refuse another pool whose blocks are not laid out like these."""
         names = "num_layers", "block_size", "num_kv_heads", "head_dim", "head_dim_v"
-        for name in (*names, "layout", "dtype"):
+        for name in (*names, "layout", "dtype", "cache_dtype", "scale_granularity"):
             mine, others = getattr(self, name), getattr(other, name)
             if mine != others:
                 raise ValueError(f"destination has {name} {others}, expected {mine}, as here")
+        ours, theirs = self._set_scales(), other._set_scales()
+        if ours != theirs:
+            raise ValueError(
+                f"destination has scales {theirs}, expected {ours}, as here; set_scales there too"
+            )
 
     def _pool(self, layer: int) -> torch.Tensor:
         if isinstance(layer, bool) or not isinstance(layer, int):
@@ -342,6 +475,54 @@ class PagedKVCache(nn.Module):
             raise IndexError(f"layer is {layer}, expected 0 to {self.num_layers - 1}")
         pool: torch.Tensor = getattr(self, f"layer_{layer}")
         return pool
+
+    def _scale_buffer(self, layer: int) -> torch.Tensor:
+        buffer: torch.Tensor = getattr(self, f"scales_{layer}")
+        return buffer
+
+    def _new_scales(self, device: torch.device) -> torch.Tensor:
+        """Return the scales of a new layer: zeros, or what shows that they have to be set."""
+        form = self._scale_form
+        assert form is not None
+        scales = _zeros(form.buffer_shape, torch.float32, device)
+        return scales if form.is_per_token else scales.fill_(first_scale(self.cache_dtype))
+
+    def _of_blocks(self, layer: int) -> list[torch.Tensor]:
+        """Return all that the blocks of a layer hold: tensors whose first dimension is the block.
+
+        Elements of one byte come as integers: torch indexes no float8 tensor with another one.
+        """
+        pool = self._pool(layer)
+        elements = pool.view(torch.uint8) if pool.dtype.itemsize == 1 else pool
+        if self.scale_granularity == "token":
+            return [elements, self._scale_buffer(layer)]
+        return [elements]
+
+    def _set_scales(self) -> list[list[str]]:
+        """Return what `set_scales` has set in each layer, in words that compare, NaN included."""
+        if self.scale_granularity in (None, "token"):
+            return []
+        buffers = [self._scale_buffer(layer) for layer in range(self.num_layers)]
+        return [[str(scale) for scale in buffer.flatten().tolist()] for buffer in buffers]
+
+    def _apply(
+        self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> PagedKVCache:
+        """Move the pool as the module. A cast changes no quantised element and no scale.
+
+        It is meant for the model's numbers, so it changes what new keys and values are.
+        """
+        if self.scale_granularity is None:
+            nn.Module._apply(self, fn, recurse)
+            return self
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            like = fn(tensor.new_empty(0))
+            return fn(tensor) if like.dtype == tensor.dtype else tensor.to(like.device)
+
+        nn.Module._apply(self, moved, recurse)
+        self._dtype = fn(torch.empty(0, dtype=self._dtype, device=self.device)).dtype
+        return self
 
     def _rows(self) -> tuple[int, int]:
         """Return how the rows of head_dim elements are ordered in a block in memory."""
@@ -365,7 +546,8 @@ class _Sizes:
     num_kv_heads: int
     head_dim: int
     head_dim_v: int
-    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    scale_granularity: str | None
 
     @classmethod
     def checked(
@@ -376,6 +558,8 @@ class _Sizes:
         head_dim: int,
         head_dim_v: int | None,
         dtype: torch.dtype,
+        cache_dtype: torch.dtype | None,
+        scale_granularity: str,
     ) -> _Sizes:
         if dtype not in DTYPES:
             raise ValueError(f"dtype is {dtype}, expected one of {DTYPES}")
@@ -385,25 +569,41 @@ class _Sizes:
             checked_int("num_kv_heads", num_kv_heads, 1),
             checked_int("head_dim", head_dim, 1),
             checked_int("head_dim_v", head_dim if head_dim_v is None else head_dim_v, 1),
-            dtype,
+            *checked_cache_dtype(dtype, cache_dtype, scale_granularity),
         )
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers."""
-        elements = self.block_size * self.num_kv_heads * (self.head_dim + self.head_dim_v)
-        return self.num_layers * elements * self.dtype.itemsize
+        """Bytes of one block over all layers, its scales per token included."""
+        row = (self.head_dim + self.head_dim_v) * self.cache_dtype.itemsize + self._scale_bytes
+        return self.num_layers * self.block_size * self.num_kv_heads * row
+
+    @property
+    def _scale_bytes(self) -> int:
+        """Bytes of scales for each token and head."""
+        return 2 * torch.float32.itemsize if self.scale_granularity == "token" else 0
+
+    def scale_form(self, num_blocks: int, layout: str) -> CacheScales | None:
+        """Return what the scales of a layer are; None where the pool isn't quantised."""
+        if self.scale_granularity is None:
+            return None
+        return CacheScales(
+            self.scale_granularity, num_blocks, self.block_size, self.num_kv_heads, layout
+        )
 
     def arithmetic(self, num_blocks: int) -> str:
         """Show how the size of a pool comes about."""
         if self.head_dim == self.head_dim_v:
-            per_head = f"2 x {self.head_dim} (head_dim)"
+            elements = f"2 x {self.head_dim} (head_dim)"
         else:
-            per_head = f"({self.head_dim} (head_dim) + {self.head_dim_v} (head_dim_v))"
+            elements = f"({self.head_dim} (head_dim) + {self.head_dim_v} (head_dim_v))"
+        row = f"{elements} x {self.cache_dtype.itemsize} ({self.cache_dtype})"
+        if self._scale_bytes:
+            row = f"({row} + {self._scale_bytes} (scales))"
         return (
             f"{num_blocks} (num_blocks) x {self.num_layers} (num_layers) x "
-            f"{self.block_size} (block_size) x {self.num_kv_heads} (num_kv_heads) x {per_head} x "
-            f"{self.dtype.itemsize} ({self.dtype}) = {num_blocks * self.bytes_per_block} bytes"
+            f"{self.block_size} (block_size) x {self.num_kv_heads} (num_kv_heads) x {row} = "
+            f"{num_blocks * self.bytes_per_block} bytes"
         )
 
     def checked_num_blocks(self, num_blocks: int, device: torch.device) -> int:

@@ -18,7 +18,13 @@ def describe_sizes(manager: BlockManager, cache: PagedKVCache) -> dict[str, Any]
     """Return what must be equal where the requests are to go on."""
     names = "num_layers", "block_size", "num_kv_heads", "head_dim", "head_dim_v"
     sizes: dict[str, Any] = {name: getattr(cache, name) for name in names}
-    return sizes | {"dtype": str(cache.dtype), "sliding_window": manager.sliding_window}
+    return sizes | {
+        "dtype": str(cache.dtype),
+        "cache_dtype": str(cache.cache_dtype),
+        "scale_granularity": cache.scale_granularity,
+        "scales": cache._set_scales(),
+        "sliding_window": manager.sliding_window,
+    }
 
 
 def describe_requests(

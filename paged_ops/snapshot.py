@@ -2,8 +2,12 @@
 
 A snapshot is a folder of two files. ``blocks.safetensors`` has the blocks, each once however many
 requests share it: ``key.0``, ``value.0``, ``key.1``, ... of shape ``[rows, block_size,
-num_kv_heads, head_dim]``, one pair per layer. ``books.json`` says which rows belong to whom, and by
-which digests they are found; it is written last, so a folder with it is complete.
+num_kv_heads, head_dim]``, one pair per layer, and ``key_scale.0``, ``value_scale.0``, ... ``[rows,
+block_size, num_kv_heads]`` where the pool has scales per token. ``books.json`` says which rows
+belong to whom, by which digests they are found, and what dtype and other scales the pool has; it is
+written last, so a folder with it is complete.
+
+Version 1 knew no quantised pools; its snapshots are still read.
 
 Needs the safetensors package.
 """
@@ -21,7 +25,8 @@ from paged_ops.block_manager import NO_BLOCK, BlockManager, _Request
 from paged_ops.kv_cache import PagedKVCache
 from paged_ops.request_books import describe_requests, describe_sizes, read_request
 
-FORMAT = "paged-ops snapshot v1"
+FORMAT = "paged-ops snapshot v2"
+FORMAT_BEFORE_QUANTISED = "paged-ops snapshot v1"
 _BOOKS, _BLOCKS = "books.json", "blocks.safetensors"
 
 
@@ -101,7 +106,8 @@ def restore_snapshot(
     manager : BlockManager
         The books, of any number of blocks, of the same block size and sliding window.
     cache : PagedKVCache
-        The pool; only its number of blocks, its device and its layout may differ.
+        The pool; only its number of blocks, its device and its layout may differ. Scales per head
+        or tensor have been set to the same.
 
     Returns
     -------
@@ -121,7 +127,7 @@ def restore_snapshot(
 
     _refuse_other_sizes(manager, cache)
     folder = Path(folder)
-    books = json.loads((folder / _BOOKS).read_text(encoding="utf-8"))
+    books = _in_this_format(json.loads((folder / _BOOKS).read_text(encoding="utf-8")))
     expected = {"format": FORMAT, **describe_sizes(manager, cache)}
     for name, value in expected.items():
         if books.get(name) != value:
@@ -167,13 +173,37 @@ def _books(
 def _gathered(cache: PagedKVCache, blocks: list[int]) -> dict[str, torch.Tensor]:
     ids = torch.tensor(blocks, dtype=torch.int64, device=cache.device)
     return {
-        f"{name}.{layer}": caches[ids].contiguous().cpu()
+        f"{name}.{layer}": _as_bytes(content)[ids].view(content.dtype).contiguous().cpu()
         for layer in range(cache.num_layers)
-        for name, caches in zip(("key", "value"), cache.layer(layer), strict=True)
+        for name, content in _contents(cache, layer).items()
     }
 
 
+def _contents(cache: PagedKVCache, layer: int) -> dict[str, torch.Tensor]:
+    """Return views of all that a layer's blocks hold, in shapes that no layout changes."""
+    key_cache, value_cache = cache.layer(layer)
+    contents = {"key": key_cache, "value": value_cache}
+    if cache.scale_granularity == "token":  # others belong to no block; the books have them
+        for name, scale in cache.scales(layer).items():
+            assert isinstance(scale, torch.Tensor)
+            contents[name] = scale
+    return contents
+
+
+def _as_bytes(content: torch.Tensor) -> torch.Tensor:
+    """View elements of one byte as integers: torch indexes no float8 tensor with another one."""
+    return content.view(torch.uint8) if content.dtype.itemsize == 1 else content
+
+
 # -------------------------------------------------------------------- reading
+
+
+def _in_this_format(books: dict[str, Any]) -> dict[str, Any]:
+    """Say of the books of an older version what it took for granted."""
+    if books.get("format") != FORMAT_BEFORE_QUANTISED:
+        return books
+    plain: dict[str, Any] = {"scale_granularity": None, "scales": []}
+    return books | plain | {"cache_dtype": books.get("dtype"), "format": FORMAT}
 
 
 def _request(entry: dict[str, Any], manager: BlockManager) -> _Request:
@@ -239,8 +269,9 @@ def _write(cache: PagedKVCache, places: dict[int, int], blocks: dict[str, torch.
     rows = torch.tensor(list(places), dtype=torch.int64)
     ids = torch.tensor(list(places.values()), dtype=torch.int64, device=cache.device)
     for layer in range(cache.num_layers):
-        for name, caches in zip(("key", "value"), cache.layer(layer), strict=True):
-            caches[ids] = blocks[f"{name}.{layer}"][rows].to(cache.device)
+        for name, content in _contents(cache, layer).items():
+            saved = _as_bytes(blocks[f"{name}.{layer}"])[rows]
+            _as_bytes(content)[ids] = saved.to(cache.device)
 
 
 def _refuse_other_sizes(manager: BlockManager, cache: PagedKVCache) -> None:

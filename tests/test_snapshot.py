@@ -188,7 +188,7 @@ def test_a_snapshot_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "x"}, "snapshot has format 'x', expected 'paged-ops snapshot v1'"),
+        ({"format": "x"}, "snapshot has format 'x', expected 'paged-ops snapshot v2'"),
         ({"block_size": 8}, "snapshot has block_size 8, expected 4"),
         ({"dtype": "torch.int8"}, "snapshot has dtype 'torch.int8'"),
         ({"sliding_window": 3}, "snapshot has sliding_window 3, expected None"),
