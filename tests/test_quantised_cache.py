@@ -418,6 +418,38 @@ def test_a_snapshot_of_before_quantised_pools_is_read_by_plain_ones_alone(tmp_pa
     assert (other.kv_blocks(1)[0] == 2.0).all()
 
 
+# ------------------------------------------------------------------ graphs
+
+
+class Layers(nn.Module):
+    """Writes and attends, layer after layer."""
+
+    def __init__(self, cache: PagedKVCache) -> None:
+        super().__init__()
+        self.cache = cache
+
+    def forward(self, hidden: Tensor, slots: Tensor, *index: Tensor) -> Tensor:
+        value = hidden
+        for layer in range(self.cache.num_layers):
+            caches, scales = self.cache.layer(layer), self.cache.scales(layer)
+            paged_ops.write_kv(hidden, value, *caches, slots, **scales)
+            value = paged_ops.attention(hidden, *caches, *index, **scales)
+        return value
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_with_a_quantised_pool_can_be_exported(form: dict[str, Any]) -> None:
+    inputs = (
+        torch.randn(2, 3, 8),
+        torch.tensor([12, 4]),
+        torch.tensor([[3], [1]], dtype=torch.int32),
+        torch.tensor([1, 1], dtype=torch.int32),
+    )
+    exported = torch.export.export(Layers(calibrated(**form)), inputs)
+    assert same_bits(exported.module()(*inputs), Layers(calibrated(**form))(*inputs))
+
+
 # ------------------------------------------------------------------ the front door
 
 

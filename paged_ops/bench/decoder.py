@@ -45,14 +45,24 @@ class DecoderStep(nn.Module):
 
 
 def make_step(
-    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32
+    config: ModelConfig,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
 ) -> DecoderStep:
     """Return a step with random weights, the same ones for the same arguments."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = LanguageModel(config).to(dtype).eval().requires_grad_(False)
     cache = PagedKVCache(
-        config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim, dtype
+        config.num_layers,
+        num_blocks,
+        block_size,
+        config.num_kv_heads,
+        config.head_dim,
+        dtype,
+        cache_dtype=cache_dtype,
     )
     return DecoderStep(model, cache)
 

@@ -125,8 +125,8 @@ class PagedLayers:
         Options are those of `paged_ops.attention`.
         """
         key_cache, value_cache = self._cache.layer(layer)
-        batch = self._batch
-        paged_ops.write_kv(key, value, key_cache, value_cache, batch.slot_mapping)
+        batch, scales = self._batch, self._cache.scales(layer)
+        paged_ops.write_kv(key, value, key_cache, value_cache, batch.slot_mapping, **scales)
         return paged_ops.attention(
             query,
             key_cache,
@@ -134,6 +134,7 @@ class PagedLayers:
             batch.block_tables,
             batch.seq_lens,
             batch.query_start_loc,
+            **scales,
             **options,
         )
 
