@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from paged_ops.bench import attention, compile, manager, memory, serving
+from paged_ops.bench import attention, compile, manager, memory, quantised, serving
 
 
 def main() -> None:
@@ -15,6 +15,7 @@ def main() -> None:
     compile.add_parser(benchmarks)
     manager.add_parser(benchmarks)
     memory.add_parser(benchmarks)
+    quantised.add_parser(benchmarks)
     serving.add_parser(benchmarks)
     options = parser.parse_args()
     options.run(options)

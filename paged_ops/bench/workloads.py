@@ -137,15 +137,22 @@ class Inputs:
         return torch.cat(slots)
 
 
-def make_inputs(workload: Workload, block_size: int) -> Inputs:
-    """Return random tensors, the blocks of each sequence scattered over a pool as users have it."""
-    blocks = [-(-length // block_size) for length in workload.seq_lens]
+def scattered_tables(seq_lens: tuple[int, ...], block_size: int) -> Tensor:
+    """Return block tables that use every block of a pool once, in random order; -1 is no block."""
+    blocks = [-(-length // block_size) for length in seq_lens]
     order = torch.randperm(sum(blocks)).to(torch.int32)
     tables = torch.full((len(blocks), max(blocks)), -1, dtype=torch.int32)
     for row, ids in zip(tables, order.split(blocks), strict=True):
         row[: len(ids)] = ids
+    return tables
+
+
+def make_inputs(workload: Workload, block_size: int) -> Inputs:
+    """Return random tensors, the blocks of each sequence scattered over a pool as users have it."""
+    tables = scattered_tables(workload.seq_lens, block_size)
+    num_blocks = int((tables >= 0).sum())
     pool = PagedKVCache(
-        1, sum(blocks), block_size, workload.num_kv_heads, HEAD_DIM, dtype=workload.dtype
+        1, num_blocks, block_size, workload.num_kv_heads, HEAD_DIM, dtype=workload.dtype
     )
     pool.kv_blocks(0).normal_()
     starts = torch.tensor([0, *workload.query_lens], dtype=torch.int32).cumsum(0)

@@ -66,23 +66,38 @@ def limits(inputs: Inputs) -> dict[str, Callable[[], object]]:
     """
     left, right = torch.randn(2, _SIDE, _SIDE).to(inputs.workload.dtype)
     found: dict[str, Callable[[], object]] = {"matmul": lambda: torch.mm(left, right)}
-    order = inputs.block_tables[inputs.block_tables >= 0].long()
-    if _reader() is not None:
-        found["read"] = _reading(inputs, order.sort().values)
-        found["blocks"] = _reading(inputs, order)
+    order = inputs.block_tables[inputs.block_tables >= 0]
+    for name, tables in (("read", order.sort().values), ("blocks", order)):
+        call = reading(inputs.key_cache, tables)
+        if call is not None:
+            found[name] = call
     return found
 
 
-def _reading(inputs: Inputs, order: Tensor) -> Callable[[], object]:
-    """Return a call that reads whole blocks, K and V, in the given order."""
-    blocks = inputs.key_cache
-    size = blocks.stride(0) * blocks.element_size()
+def reading(key_cache: Tensor, block_tables: Tensor) -> Callable[[], object] | None:
+    """Return a call that reads whole blocks, as many bytes as lie between two of them.
+
+    Parameters
+    ----------
+    key_cache : Tensor
+        ``[num_blocks, ...]``: where the blocks begin. Those of `PagedKVCache` hold K and V.
+    block_tables : Tensor
+        Block ids in the order of reading; negative ones are none.
+
+    Returns
+    -------
+    callable or None
+        None without a compiler.
+    """
     reader = _reader()
-    assert reader is not None
+    if reader is None:
+        return None
+    order = block_tables[block_tables >= 0].long()
+    size = key_cache.stride(0) * key_cache.element_size()
     assert size % 256 == 0, size
-    pool, pieces = blocks.data_ptr(), order.data_ptr()
+    pool, pieces = key_cache.data_ptr(), order.data_ptr()
     threads = torch.get_num_threads()
-    return lambda: (reader(pool, pieces, len(order), size, threads), order, blocks)
+    return lambda: (reader(pool, pieces, len(order), size, threads), order, key_cache)
 
 
 @cache

@@ -1,0 +1,175 @@
+"""``python -m paged_ops.bench quantised``: decode over 8-bit caches, and multi-head latent attention."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paged_ops import PagedKVCache, write_kv
+from paged_ops.bench.attention.limits import reading
+from paged_ops.bench.attention.machine import describe
+from paged_ops.bench.timing import Flusher, interleaved_medians
+from paged_ops.bench.workloads import HEAD_DIM, WORKLOADS, Workload, scattered_tables
+
+DECODES = ("D1-bf16", "D2", "D3", "D4")
+CACHE_DTYPES = (torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+LATENT_DIM, LATENT_DIM_V = 576, 512
+LATENT_LENS = (4096,) * 8
+"""Tokens of each sequence whose latent rows are attended to."""
+
+
+def add_parser(benchmarks: Any) -> None:
+    """Add this benchmark's command line to the program's."""
+    parser = benchmarks.add_parser("quantised", help="decode over 8-bit caches, and MLA")
+    parser.add_argument("--samples", type=int, default=9, help="timed calls of each candidate")
+    parser.add_argument("--block-size", type=int, default=32, help="tokens per block")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.set_defaults(run=run)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A call, and the bytes of the pool that it reads once: elements and scales."""
+
+    call: Callable[[], object]
+    num_bytes: int
+
+
+@torch.inference_mode()
+def run(options: argparse.Namespace) -> None:
+    """Time each decode workload over each cache dtype, then MLA, each beside its limit."""
+    about = describe()
+    print(f"{about['machine']}, {about['threads']} threads, {about['date']}")
+    print(f"CPU variant {about['cpu_isa']}, block size {options.block_size}\n")
+    print('bfloat16 queries; one scale per token and head. "speed" is bfloat16\'s time over the')
+    print(
+        'row\'s, "bytes" the row\'s over bfloat16\'s; "% limit" the time of reading the same blocks'
+    )
+    print("in the order of the tables over the row's.\n")
+    print(
+        f"{'workload':10} {'cache':14} {'ms':>8} {'GB/s':>6} {'speed':>6} {'bytes':>6} {'% limit':>8}"
+    )
+    flush, rows = Flusher(), []
+    decodes = [workload for workload in WORKLOADS if workload.name in DECODES]
+    for name, timed, limits in (
+        *((w.name, *_decode(w, options.block_size)) for w in decodes),
+        *((f"MLA {n}", *_latent(n, options.block_size)) for n in (16, 128)),
+    ):
+        calls = {cache: each.call for cache, each in timed.items()}
+        bounds = {f"limit {cache}": call for cache, call in limits.items()}
+        seconds = interleaved_medians(calls | bounds, options.samples, flush)
+        rows += _report(name, timed, seconds)
+    if options.json is not None:
+        settings = {"block_size": options.block_size, "samples": options.samples}
+        options.json.write_text(json.dumps({**about, **settings, "results": rows}, indent=2) + "\n")
+
+
+def _report(name: str, timed: dict[str, Timed], seconds: dict[str, float]) -> list[dict[str, Any]]:
+    """Print the rows of a workload, and return them."""
+    base = next(iter(timed))
+    rows = []
+    for cache, each in timed.items():
+        limit = seconds.get(f"limit {cache}")
+        row = {
+            "workload": name,
+            "cache": cache,
+            "seconds": seconds[cache],
+            "GB/s": each.num_bytes / seconds[cache] / 1e9,
+            "speed": seconds[base] / seconds[cache],
+            "bytes": each.num_bytes / timed[base].num_bytes,
+            "share_of_limit": None if limit is None else limit / seconds[cache],
+        }
+        share = "-" if limit is None else f"{100 * limit / seconds[cache]:.0f}"
+        print(
+            f"{name:10} {cache:14} {1e3 * row['seconds']:8.2f} {row['GB/s']:6.1f} "
+            f"{row['speed']:6.2f} {row['bytes']:6.2f} {share:>8}",
+            flush=True,
+        )
+        rows.append(row)
+    return rows
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _decode(workload: Workload, block_size: int) -> tuple[dict[str, Timed], dict[str, Any]]:
+    """Return the calls over each cache dtype, and the reading of their blocks."""
+    tables = scattered_tables(workload.seq_lens, block_size)
+    num_blocks, num_kv_heads = int((tables >= 0).sum()), workload.num_kv_heads
+    seq_lens = torch.tensor(workload.seq_lens, dtype=torch.int32)
+    query = torch.randn(len(seq_lens), workload.num_heads, HEAD_DIM).bfloat16()
+    tokens = sum(workload.seq_lens) * num_kv_heads
+    timed, limits = {}, {}
+    for dtype in CACHE_DTYPES:
+        pool = PagedKVCache(
+            1, num_blocks, block_size, num_kv_heads, HEAD_DIM, torch.bfloat16, cache_dtype=dtype
+        )
+        _fill(*pool.layer(0), **pool.scales(0))
+        element = dtype.itemsize * 2 * HEAD_DIM + (8 if dtype.itemsize == 1 else 0)
+        timed[_name(dtype)] = Timed(_attending(query, pool, tables, seq_lens), tokens * element)
+        limit = reading(pool.layer(0)[0], tables)
+        if limit is not None:
+            limits[_name(dtype)] = limit
+    return timed, limits
+
+
+def _attending(
+    query: Tensor, pool: PagedKVCache, tables: Tensor, seq_lens: Tensor
+) -> Callable[[], object]:
+    attention: Any = torch.ops.paged.attention.default
+    return lambda: attention(query, *pool.layer(0), tables, seq_lens, **pool.scales(0))
+
+
+def _fill(
+    key_cache: Tensor, value_cache: Tensor, key_scale: Tensor | None, value_scale: Tensor | None
+) -> None:
+    """Write normal keys and values everywhere, a part at a time."""
+    num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
+    rows = torch.randn(1024, num_kv_heads, head_dim).bfloat16()
+    values = rows[..., : value_cache.shape[3]]
+    for start in range(0, num_blocks * block_size, len(rows)):
+        slots = torch.arange(start, min(start + len(rows), num_blocks * block_size))
+        write_kv(
+            rows[: len(slots)],
+            values[: len(slots)],
+            key_cache,
+            value_cache,
+            slots,
+            key_scale=key_scale,
+            value_scale=value_scale,
+        )
+
+
+def _latent(num_heads: int, block_size: int) -> tuple[dict[str, Timed], dict[str, Any]]:
+    """Return the same for multi-head latent attention: one KV head, values the begin of its keys."""
+    tables = scattered_tables(LATENT_LENS, block_size)
+    num_blocks = int((tables >= 0).sum())
+    seq_lens = torch.tensor(LATENT_LENS, dtype=torch.int32)
+    query = torch.randn(len(seq_lens), num_heads, LATENT_DIM).bfloat16()
+    attention: Any = torch.ops.paged.attention.default
+    timed, limits = {}, {}
+    for dtype in CACHE_DTYPES[:2]:
+        latent = torch.zeros(num_blocks, block_size, 1, LATENT_DIM, dtype=dtype)
+        scale = None if dtype == torch.bfloat16 else torch.zeros(latent.shape[:3])
+        caches = latent, latent[..., :LATENT_DIM_V]
+        scales = {"key_scale": scale, "value_scale": scale}
+        _fill(*caches, **scales)
+        call = _bound(attention, query, *caches, tables, seq_lens, **scales)
+        element = dtype.itemsize * LATENT_DIM + (0 if scale is None else 4)
+        timed[_name(dtype)] = Timed(call, sum(LATENT_LENS) * element)
+        limit = reading(latent, tables)
+        if limit is not None:
+            limits[_name(dtype)] = limit
+    return timed, limits
+
+
+def _bound(function: Any, *args: Any, **kwargs: Any) -> Callable[[], object]:
+    return lambda: function(*args, **kwargs)
