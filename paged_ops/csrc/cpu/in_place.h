@@ -119,6 +119,9 @@ class InPlace {
   bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece) {
     if (!cpu::look_up(params, span, piece, stream_)) return false;
     sums_.look_up(stream_, span.num_rows);
+    is_read_once_ = span.num_rows <= kBlockRows;
+    // Nothing has asked for the first rows of the first piece.
+    prefetch(-stream_.kFarAhead, 0, params.pool.key.head_dim);
     return true;
   }
 
@@ -144,6 +147,9 @@ class InPlace {
  private:
   using Query = typename Products<T>::Query;
 
+  // Keys that are read at a time where each is read once: what comes later is asked for as often.
+  static constexpr int64_t kReadTile = 16;
+
   void prepare_queries(const AttentionParams& params, const RowSpan& rows) {
     if constexpr (kIsQuantised<T>) {
       by_dtype(params.dtype,
@@ -165,8 +171,10 @@ class InPlace {
 
   void multiply_keys(const AttentionParams& params, const RowSpan& rows, Visible keys) {
     const int64_t head_dim = params.pool.key.head_dim;
-    for (int64_t key = keys.first; key < keys.last; key += kTile) {
-      const int64_t count = keys.last - key < kTile ? keys.last - key : kTile;
+    const int64_t tile = is_read_once_ ? kReadTile : kTile;
+    for (int64_t key = keys.first; key < keys.last; key += tile) {
+      const int64_t count = keys.last - key < tile ? keys.last - key : tile;
+      prefetch(key - stream_.keys.first, key + count - stream_.keys.first, head_dim);
       dot_products<T>(queries_, rows.num_rows, stream_.key_rows() + key, count, head_dim,
                       scores_ + key, kScoreStride);
     }
@@ -174,11 +182,20 @@ class InPlace {
 
   void sum_values(const RowSpan& rows, Visible keys) {
     std::memset(values_, 0, static_cast<size_t>(rows.num_rows * columns_) * sizeof(float));
-    for (int64_t tile = keys.first / kTile * kTile; tile < keys.last; tile += kTile) {
-      const Visible part = {tile < keys.first ? keys.first : tile,
-                            keys.last - tile < kTile ? keys.last : tile + kTile};
+    const int64_t values = stream_.value_begin - stream_.keys.first;
+    const int64_t tile = is_read_once_ ? kReadTile : kTile;
+    for (int64_t key = keys.first / tile * tile; key < keys.last; key += tile) {
+      const Visible part = {key < keys.first ? keys.first : key,
+                            keys.last - key < tile ? keys.last : key + tile};
+      prefetch(values + part.first, values + part.last, columns_);
       sums_.add(stream_, scores_, rows.num_rows, part, values_);
     }
+  }
+
+  // Where rows [begin, end) of the stream are read only now, asks for those that come later.
+  PAGED_INLINE void prefetch(int64_t begin, int64_t end, int64_t head_dim) const {
+    if (!is_read_once_) return;
+    prefetch_far(stream_, begin, end, head_dim * static_cast<int64_t>(sizeof(T)));
   }
 
   int64_t columns_;
@@ -188,6 +205,7 @@ class InPlace {
   RowStream<T> stream_;
   ValueSums<T> sums_;
   uintptr_t end_;
+  bool is_read_once_ = false;
 };
 
 }  // namespace

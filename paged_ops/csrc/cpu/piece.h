@@ -61,10 +61,12 @@ struct PieceScales {
 // first of the next piece. Where values are keys, the rows of K serve both.
 template <class T>
 struct RowStream {
-  // Rows ahead of the one being read that are on their way from memory.
+  // Rows ahead of the one being read that are on their way from memory into the first cache, and
+  // into the second.
   static constexpr int64_t kAhead = 16;
+  static constexpr int64_t kFarAhead = 64;
 
-  const T* rows[2 * kPiece + kAhead];
+  const T* rows[2 * kPiece + kFarAhead];
   Visible keys;  // counted from the piece's begin
   int64_t num_keys;
   int64_t value_begin;  // the index of the first row of V
@@ -202,7 +204,7 @@ bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece,
   if (stream.keys.first >= stream.keys.last) return false;
   const int64_t begin = piece * kPiece + stream.keys.first;
   const int64_t end = piece * kPiece + stream.keys.last;
-  const int64_t ahead = all.last - end < stream.kAhead ? all.last - end : stream.kAhead;
+  const int64_t ahead = all.last - end < stream.kFarAhead ? all.last - end : stream.kFarAhead;
   int64_t count = append_rows(params, span, params.pool.key, {begin, end}, stream.rows);
   stream.num_keys = count;
   stream.value_begin = 0;
@@ -219,15 +221,26 @@ bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece,
   return true;
 }
 
+// Asks for a row as reading it with that locality does: 3 for the first cache, 2 for the second.
+template <int kLocality>
 PAGED_INLINE void prefetch_row(const void* row, int64_t bytes) {
   const char* p = static_cast<const char*>(row);
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, kLocality);
 }
 
 template <class T>
 PAGED_INLINE void prefetch_ahead(const RowStream<T>& stream, int64_t i, int64_t bytes) {
   const int64_t next = i + stream.kAhead;
-  if (next < stream.num_rows) prefetch_row(stream.rows[next], bytes);
+  if (next < stream.num_rows) prefetch_row<3>(stream.rows[next], bytes);
+}
+
+// The same for what is read later than that: rows [begin, end) of the stream, counted as far ahead.
+template <class T>
+PAGED_INLINE void prefetch_far(const RowStream<T>& stream, int64_t begin, int64_t end,
+                               int64_t bytes) {
+  for (int64_t i = begin + stream.kFarAhead; i < end + stream.kFarAhead; ++i) {
+    if (i < stream.num_rows) prefetch_row<2>(stream.rows[i], bytes);
+  }
 }
 
 template <class T>
