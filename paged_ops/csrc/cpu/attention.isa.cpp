@@ -35,6 +35,11 @@ PAGED_INLINE auto by_way(const AttentionParams& params, F f) {
     if constexpr (kIsBFloat16<T> || kIsQuantised<T>) {
       if (params.dtype == Dtype::kBFloat16) return f(Use<ByTiles<T>>{});
     }
+#elif defined(PAGED_HAS_INTERLEAVED_ROWS)
+    // An int8 becomes a float as fast as a bfloat16.
+    if constexpr (kIsFloat8<T>) {
+      if (params.dtype == Dtype::kBFloat16) return f(Use<InPlace<Paired<T>>>{});
+    }
 #endif
     return f(Use<InPlace<T>>{});
   });

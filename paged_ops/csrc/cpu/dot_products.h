@@ -30,14 +30,14 @@ struct Products {
 
 #if defined(PAGED_HAS_BF16_PAIRS)
 // In pairs: two products at a time, exact, added in float32.
-template <>
-struct Products<BFloat16> {
+template <class T>
+struct ProductsOfPairs {
   using Query = BFloat16;
   using Operand = IntVec;
   static constexpr int kStep = 2 * kLanes;
   PAGED_INLINE static Operand query(const Query* q) { return load_pairs(q, kStep); }
-  PAGED_INLINE static Operand key(const BFloat16* k) { return load_pairs(k, kStep); }
-  PAGED_INLINE static Operand key_partial(const BFloat16* k, int64_t n) {
+  PAGED_INLINE static Operand key(const T* k) { return load_pairs(k, kStep); }
+  PAGED_INLINE static Operand key_partial(const T* k, int64_t n) {
     if (n <= 0 || n >= kStep) __builtin_unreachable();  // so there is one way through load_pairs
     return load_pairs(k, n);
   }
@@ -50,6 +50,12 @@ struct Products<BFloat16> {
     std::memcpy(out, row, static_cast<size_t>(head_dim) * sizeof(Query));
   }
 };
+template <>
+struct Products<BFloat16> : ProductsOfPairs<BFloat16> {};
+#if defined(PAGED_HAS_INTERLEAVED_ROWS)
+template <class T>
+struct Products<Paired<T>> : ProductsOfPairs<T> {};
+#endif
 #endif
 
 // Elements between two prepared query rows.

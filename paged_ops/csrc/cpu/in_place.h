@@ -151,11 +151,13 @@ class InPlace {
   static constexpr int64_t kReadTile = 16;
 
   void prepare_queries(const AttentionParams& params, const RowSpan& rows) {
-    if constexpr (kIsQuantised<T>) {
+    if constexpr (!kIsQuantised<T>) {
+      prepare_queries_of<T>(params, rows);
+    } else if constexpr (kIsBFloat16<Query>) {
+      prepare_queries_of<BFloat16>(params, rows);
+    } else {
       by_dtype(params.dtype,
                [&](auto element) { prepare_queries_of<decltype(element)>(params, rows); });
-    } else {
-      prepare_queries_of<T>(params, rows);
     }
   }
 

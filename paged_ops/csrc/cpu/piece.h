@@ -100,10 +100,13 @@ PAGED_INLINE int64_t append_rows(const AttentionParams& params, const RowSpan& s
   int64_t offset = keys.first % block_size;
   int64_t count = 0;
   for (int64_t key = keys.first; key < keys.last; ++column, offset = 0) {
-    const T* block = head + params.block_tables.at(span.sequence, column) * cache.block_stride;
-    for (; key < keys.last && offset < block_size; ++key, ++offset) {
-      rows[count++] = block + offset * cache.token_stride;
-    }
+    const T* first = head + params.block_tables.at(span.sequence, column) * cache.block_stride +
+                     offset * cache.token_stride;
+    const int64_t rest = block_size - offset;
+    const int64_t num_rows = keys.last - key < rest ? keys.last - key : rest;
+    for (int64_t i = 0; i < num_rows; ++i) rows[count + i] = first + i * cache.token_stride;
+    count += num_rows;
+    key += num_rows;
   }
   return count;
 }

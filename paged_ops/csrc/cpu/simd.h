@@ -50,8 +50,18 @@ struct Float8E5M2 {
   uint8_t bits;
 };
 
+// A float8 that is multiplied with bfloat16 queries in pairs, as a bfloat16.
+template <class T>
+struct Paired : T {};
+
 template <class T>
 constexpr bool kIsQuantised = sizeof(T) == 1;
+template <class T>
+constexpr bool kIsFloat8 = false;
+template <>
+constexpr bool kIsFloat8<Float8E4M3> = true;
+template <>
+constexpr bool kIsFloat8<Float8E5M2> = true;
 template <class T>
 constexpr bool kIsBFloat16 = false;
 template <>

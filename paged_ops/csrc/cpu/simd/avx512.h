@@ -3,6 +3,10 @@
 
 #include <immintrin.h>
 
+#if defined(PAGED_ISA_AVX512BF16) || defined(PAGED_ISA_AMX)
+#include "cpu/simd/float8_tables.h"
+#endif
+
 namespace paged::cpu {
 namespace {
 
@@ -29,6 +33,30 @@ PAGED_INLINE Vec widen(__m128i bits, Int8) {
 PAGED_INLINE Vec widen(__m128i bits, Float8E5M2) {
   return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bits), 8));
 }
+#if defined(PAGED_ISA_AVX512BF16) || defined(PAGED_ISA_AMX)
+// The bfloat16 of float8 elements, looked up by byte: `bits` holds an element in both bytes of the
+// result, of which `high` and `low` say where they are; the other bytes stay.
+template <class T>
+PAGED_INLINE __m512i look_up_bfloat16(__m512i bits, __mmask64 high, __mmask64 low) {
+  const Float8Tables<T>& tables = kFloat8Tables<T>;
+  const auto half = [](const uint8_t* table, int i) { return _mm512_load_si512(table + 64 * i); };
+  __m512i found =
+      _mm512_mask2_permutex2var_epi8(half(tables.high, 0), bits, high, half(tables.high, 1));
+  found = _mm512_mask2_permutex2var_epi8(half(tables.low, 0), found, low, half(tables.low, 1));
+  const __m512i sign = _mm512_maskz_set1_epi8(high, -128);
+  return _mm512_ternarylogic_epi32(bits, sign, found, 0xea);  // the sign of bits, or found
+}
+// A bfloat16 is the upper half of a float.
+PAGED_INLINE Vec widen(__m128i bits, Float8E4M3) {
+  const __m512i to_upper_half =
+      _mm512_setr_epi32(0x00008080, 0x01018080, 0x02028080, 0x03038080, 0x04048080, 0x05058080,
+                        0x06068080, 0x07078080, 0x08088080, 0x09098080, 0x0a0a8080, 0x0b0b8080,
+                        0x0c0c8080, 0x0d0d8080, 0x0e0e8080, 0x0f0f8080);
+  return (Vec)look_up_bfloat16<Float8E4M3>(
+      _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bits), to_upper_half), 0x8888888888888888,
+      0x4444444444444444);
+}
+#else
 // By way of a float16 2^8 times smaller, which holds all values, subnormal ones too.
 PAGED_INLINE Vec widen(__m128i bits, Float8E4M3) {
   const __m256i x = _mm256_cvtepi8_epi16(bits);  // the sign is spread over the upper half
@@ -38,6 +66,7 @@ PAGED_INLINE Vec widen(__m128i bits, Float8E4M3) {
   const __m256i half = _mm256_or_si256(_mm256_slli_epi16(magnitude, 7), sign);
   return _mm512_cvtph_ps(_mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00))) * 256.0f;
 }
+#endif
 
 PAGED_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
 PAGED_INLINE Vec load_partial(const float* p, int64_t n) {
@@ -150,12 +179,22 @@ PAGED_INLINE IntVec narrow_pair(Vec first, Vec second) {
   return (IntVec)_mm512_cvtne2ps_pbh(second, first);
 }
 // The same of a quantised row. A bfloat16 holds each of its values.
+PAGED_INLINE IntVec pairs_of(__m256i bits, Int8) {
+  return narrow_pair(widen(_mm256_castsi256_si128(bits), Int8{}),
+                     widen(_mm256_extracti128_si256(bits, 1), Int8{}));
+}
+template <class T>
+PAGED_INLINE IntVec pairs_of(__m256i bits, T) {
+  const __m512i words = _mm512_cvtepu8_epi16(bits);
+  const __m512i twice = _mm512_or_si512(words, _mm512_slli_epi16(words, 8));
+  return (IntVec)look_up_bfloat16<T>(twice, 0xaaaaaaaaaaaaaaaa, 0x5555555555555555);
+}
 template <class T>
 PAGED_INLINE IntVec load_pairs(const T* p, int64_t n) {
   static_assert(kIsQuantised<T>);
-  if (n >= 32) return narrow_pair(load(p), load(p + kLanes));
-  if (n > kLanes) return narrow_pair(load(p), load_partial(p + kLanes, n - kLanes));
-  return narrow_pair(load_partial(p, n > 0 ? n : 0), broadcast(0.0f));
+  if (n >= 32) return pairs_of(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), T{});
+  const uint32_t first = n > 0 ? (1u << n) - 1 : 0;
+  return pairs_of(_mm256_maskz_loadu_epi8(first, p), T{});
 }
 // The pairs of each of 32 columns of two rows, of which the first num_a and num_b are there.
 template <class T>
