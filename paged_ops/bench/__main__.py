@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from paged_ops.bench import attention, compile, manager, memory, quantised, serving
+from paged_ops.bench import accuracy, attention, compile, manager, memory, quantised, serving
 
 
 def main() -> None:
     """Parse the command line and run the benchmark it names."""
     parser = argparse.ArgumentParser(prog="python -m paged_ops.bench", description=__doc__)
     benchmarks = parser.add_subparsers(required=True)
+    accuracy.add_parser(benchmarks)
     attention.add_parser(benchmarks)
     compile.add_parser(benchmarks)
     manager.add_parser(benchmarks)
