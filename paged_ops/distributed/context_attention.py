@@ -23,6 +23,8 @@ def context_parallel_attention(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
 ) -> Tensor:
     """Attend to sequences that are spread over the ranks of a group.
 
@@ -43,6 +45,8 @@ def context_parallel_attention(
         The ranks, as in `build_context_batch`. None: all.
     scale, causal, sliding_window, softcap, alibi_slopes, sinks
         As in `paged_ops.attention`.
+    key_scale, value_scale : Tensor, optional
+        The scales of this rank's pool, as in `paged_ops.attention`.
 
     Returns
     -------
@@ -83,6 +87,8 @@ def context_parallel_attention(
         sliding_window=sliding_window,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
+        key_scale=key_scale,
+        value_scale=value_scale,
     )
     outs, lses = (_gather(tensor, group) for tensor in state)
     return merge_parts(outs, lses, sinks).to(query.dtype)
@@ -99,6 +105,8 @@ def attend_to_part(
     sliding_window: int | None = None,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend to what this rank holds of each sequence.
 
@@ -106,7 +114,7 @@ def attend_to_part(
     ----------
     query, key_cache, value_cache, batch
         As in `context_parallel_attention`.
-    scale, causal, sliding_window, softcap, alibi_slopes
+    scale, causal, sliding_window, softcap, alibi_slopes, key_scale, value_scale
         As in `paged_ops.attention`.
 
     Returns
@@ -135,6 +143,8 @@ def attend_to_part(
             sliding_window=call.sliding_window,
             softcap=softcap,
             alibi_slopes=alibi_slopes,
+            key_scale=key_scale,
+            value_scale=value_scale,
         )
         if alibi_slopes is not None:
             # Every bias was too large by the same amount, which leaves the output as it is.

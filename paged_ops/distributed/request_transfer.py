@@ -2,8 +2,8 @@
 
 This is how a rank that computes prompts hands a request to one that decodes. The sender describes
 the request; the receiver takes blocks for it, shares those whose content it has cached already, and
-asks for the rest; the sender sends these, layer by layer, each block whole. Whatever one side
-refuses is raised on both, and nothing has changed then.
+asks for the rest; the sender sends these, layer by layer, each block whole and its scales with it.
+Whatever one side refuses is raised on both, and nothing has changed then.
 
 While blocks travel, both managers hold them: a request that is freed meanwhile gives back its
 blocks when the transfer is over.
@@ -72,7 +72,8 @@ def send_request(
         wanted = _receive(destination, group)["rows"]
         blocks = torch.tensor(list(rows), dtype=torch.int64, device=cache.device)[wanted]
         for layer in range(cache.num_layers if wanted else 0):
-            dist.send(cache._pool(layer)[blocks], dst=destination, group=group)
+            for part in cache._of_blocks(layer):
+                dist.send(part[blocks], dst=destination, group=group)
     finally:
         with manager._lock:
             _let_go(manager, transfer)
@@ -124,10 +125,10 @@ def receive_request(
         _send({"rows": list(missing)}, source, group)
         blocks = torch.tensor(list(missing.values()), dtype=torch.int64, device=cache.device)
         for layer in range(cache.num_layers if missing else 0):
-            pool = cache._pool(layer)
-            content = pool.new_empty(len(blocks), *pool.shape[1:])
-            dist.recv(content, src=source, group=group)
-            pool[blocks] = content
+            for part in cache._of_blocks(layer):
+                content = part.new_empty(len(blocks), *part.shape[1:])
+                dist.recv(content, src=source, group=group)
+                part[blocks] = content
     except BaseException:
         with manager._lock:
             if manager._arriving.get(name) is arriving:

@@ -13,7 +13,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import Placement
 
@@ -37,8 +39,11 @@ class Heads(NamedTuple):
 
 _CACHES = {"key_cache": 2, "value_cache": 2}
 _SCALES = {"key_scale": -1, "value_scale": -1}
-_KEYWORDS = ("alibi_slopes", "sinks", *_SCALES, "out")
+_KEYWORDS = ("alibi_slopes", "sinks", *_SCALES, "tree_mask", "out")
 _ATTENTION = {"query": 1, **_CACHES, **_SCALES, "alibi_slopes": 0, "sinks": 0}
+
+WRITERS = ("write_kv.default", "copy_blocks.default")
+"""Ops that write keyword arguments, which DTensor takes for results: it is told what to do."""
 
 HEADS = {
     "attention.default": Heads(_ATTENTION, (1,)),
@@ -46,7 +51,7 @@ HEADS = {
     "attention_with_lse.default": Heads(_ATTENTION, (1, 1)),
     "write_kv.default": Heads({"key": 1, "value": 1, **_CACHES, **_SCALES}, ()),
     "merge_states.default": Heads({"out_a": 1, "lse_a": 1, "out_b": 1, "lse_b": 1}, (1, 1)),
-    "copy_blocks.default": Heads(_CACHES, ()),
+    "copy_blocks.default": Heads({**_CACHES, **_SCALES}, ()),
     "gather_kv.default": Heads({**_CACHES, **_SCALES}, (1, 1)),
 }
 """The rule of each op."""
@@ -139,5 +144,48 @@ def _register(name: str) -> None:
     register_sharding(function)(rule)
 
 
+class _Spec(NamedTuple):
+    """Where a tensor lies, under the names that DTensor's own description has."""
+
+    mesh: DeviceMesh
+    shape: torch.Size
+    placements: tuple[Placement, ...]
+
+
+def _register_writer(name: str) -> None:
+    """Run a writer on the local parts of its tensors; the written ones are never moved."""
+    op, overload = name.split(".")
+    function = getattr(getattr(torch.ops.paged, op), overload)
+    names = [argument.name for argument in function._schema.arguments]
+
+    def rule(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(zip(names, args, strict=False)) | (kwargs or {})
+        mesh = next(v.device_mesh for v in given.values() if isinstance(v, DTensor))
+        specs = {key: _spec(v, mesh) for key, v in given.items() if isinstance(v, Tensor)}
+        try:
+            strategies = _strategies(name, specs)
+            _refuse_keywords(name, specs, strategies)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None  # as DTensor raises those of the other ops
+        ((_, placements),) = strategies
+        with torch.no_grad():
+            for key, placement in zip(specs, placements, strict=True):
+                if isinstance(given[key], DTensor):
+                    given[key] = given[key].redistribute(placements=[placement]).to_local()
+        return func(**given)
+
+    torch.library.register_torch_dispatch(f"paged::{op}", DTensor, rule)
+
+
+def _spec(tensor: Tensor, mesh: DeviceMesh) -> _Spec:
+    """Describe a tensor; a plain one is the same on all ranks."""
+    if isinstance(tensor, DTensor):
+        return _Spec(tensor.device_mesh, tensor.shape, tuple(tensor.placements))
+    return _Spec(mesh, tensor.shape, (Replicate(),))
+
+
 for _name in HEADS:
-    _register(_name)
+    if _name in WRITERS:
+        _register_writer(_name)
+    else:
+        _register(_name)

@@ -53,11 +53,18 @@ class Whole(NamedTuple):
         values = [normal(n, *shape, seed=2 * i + 1, dtype=dtype) for i, n in enumerate(LENGTHS)]
         return cls(normal(sum(NEW), NUM_HEADS, HEAD_DIM, seed=99, dtype=dtype), keys, values)
 
-    def pool(self, starts: list[int], lengths: list[int]) -> tuple[BlockManager, PagedKVCache]:
+    def pool(
+        self, starts: list[int], lengths: list[int], **form: Any
+    ) -> tuple[BlockManager, PagedKVCache]:
         """Put a part of each sequence into a new pool, in blocks that stand anywhere."""
         manager = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
-        cache = PagedKVCache(1, NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, self.query.dtype)
-        cache.kv_blocks(0).fill_(torch.nan)
+        cache = PagedKVCache(
+            1, NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, self.query.dtype, **form
+        )
+        if cache.scale_granularity == "head":
+            cache.set_scales(0, 0.035, torch.tensor([0.035, 0.04]))
+        for buffer in cache.buffers() if cache.scale_granularity != "head" else ():
+            buffer.fill_(torch.nan if buffer.is_floating_point() else 99)
         manager.allocate("elsewhere", 5 * BLOCK_SIZE)
         for request, length in reversed(list(enumerate(lengths))):
             manager.allocate(request, length)
@@ -68,15 +75,16 @@ class Whole(NamedTuple):
             torch.cat([t[part] for t, part in zip(tensors, pairs, strict=True)])
             for tensors in (self.keys, self.values)
         ]
-        paged_ops.write_kv(*rows, *cache.layer(0), batch.slot_mapping)
+        paged_ops.write_kv(*rows, *cache.layer(0), batch.slot_mapping, **cache.scales(0))
         return manager, cache
 
-    def on_one_process(self, **options: Any) -> Tensor:
+    def on_one_process(self, form: dict[str, Any] | None = None, **options: Any) -> Tensor:
         """Attend with everything in one pool."""
-        manager, cache = self.pool([0] * len(LENGTHS), list(LENGTHS))
+        manager, cache = self.pool([0] * len(LENGTHS), list(LENGTHS), **form or {})
         batch = build_batch(manager, range(len(LENGTHS)), [0] * len(LENGTHS))
         starts = torch.tensor([0, *NEW]).cumsum(0).to(torch.int32)
         tables = batch.block_tables, batch.seq_lens, starts
+        options |= cache.scales(0)
         return paged_ops.attention(self.query, *cache.layer(0), *tables, **options)
 
 
@@ -121,6 +129,19 @@ def test_the_merge_over_ranks_has_the_documented_bits_and_the_values_of_one_proc
     want = whole.on_one_process(**options)
     bound = 2e-6 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
     assert relative_error(got, want.double()) <= bound
+
+
+@pytest.mark.parametrize("granularity", ["token", "head"])
+def test_parts_of_a_quantised_pool_are_read_with_their_scales(granularity: str) -> None:
+    whole, rank, num_ranks = Whole.make(torch.float32), dist.get_rank(), dist.get_world_size()
+    form = {"cache_dtype": torch.int8, "scale_granularity": granularity}
+    held = held_by_ranks(num_ranks)
+    starts = [sum(lengths[:rank]) for lengths in zip(*held, strict=True)]
+    manager, cache = whole.pool(starts, held[rank], **form)
+    batch = build_context_batch(manager, range(len(LENGTHS)), NEW)
+    got = context_parallel_attention(whole.query, *cache.layer(0), batch, **cache.scales(0))
+    assert relative_error(got, whole.on_one_process(form).double()) <= 2e-6
+    assert 1e-4 < relative_error(got, whole.on_one_process().double()) < 0.05
 
 
 def test_tokens_are_written_by_the_rank_that_holds_them() -> None:

@@ -39,7 +39,8 @@ class Pool:
         output = key
         for layer in range(2):
             caches = self.cache.layer(layer)
-            paged_ops.write_kv(key + layer, value, *caches, batch.slot_mapping)
+            scales = self.cache.scales(layer)
+            paged_ops.write_kv(key + layer, value, *caches, batch.slot_mapping, **scales)
             output = paged_ops.attention(
                 key + layer,
                 *caches,
@@ -47,6 +48,7 @@ class Pool:
                 batch.seq_lens,
                 batch.query_start_loc,
                 sliding_window=self.window,
+                **scales,
             )
         self.manager.commit(request)
         return output
@@ -63,8 +65,15 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"layout": "NHD", "dtype": torch.bfloat16}, {"sliding_window": 6}],
-    ids=["HND float32", "NHD bfloat16", "window"],
+    [
+        {},
+        {"layout": "NHD", "dtype": torch.bfloat16},
+        {"sliding_window": 6},
+        {"cache_dtype": torch.int8},
+        {"cache_dtype": torch.float8_e4m3fn, "layout": "NHD"},
+        {"cache_dtype": torch.float8_e5m2, "scale_granularity": "head"},
+    ],
+    ids=["HND float32", "NHD bfloat16", "window", "int8", "NHD float8", "float8 by heads"],
 )
 def test_a_request_goes_on_at_the_receiver_bit_for_bit(options: dict[str, Any]) -> None:
     here = Pool(**options)  # the sender's; the receiver makes the same one to compare with
@@ -112,7 +121,7 @@ def test_blocks_that_the_receiver_has_cached_are_not_sent() -> None:
     assert pool.manager.num_used == 8
 
 
-@pytest.mark.parametrize("reason", ["blocks", "name", "block_size", "layout", "unknown"])
+@pytest.mark.parametrize("reason", ["blocks", "name", "block_size", "layout", "dtype", "unknown"])
 def test_a_refusal_is_raised_on_both_ranks_and_changes_nothing(reason: str) -> None:
     if is_sender():
         pool = Pool()
@@ -129,6 +138,7 @@ def test_a_refusal_is_raised_on_both_ranks_and_changes_nothing(reason: str) -> N
         "blocks": {"num_blocks": 7},
         "block_size": {"block_size": 8},
         "layout": {"layout": "NHD"},
+        "dtype": {"cache_dtype": torch.int8},
     }
     pool = Pool(**options.get(reason, {}))
     if reason == "name":
@@ -139,6 +149,7 @@ def test_a_refusal_is_raised_on_both_ranks_and_changes_nothing(reason: str) -> N
         "name": "'a', which exists already",
         "block_size": "block_size 4, expected 8",
         "layout": "layout 'HND', expected 'NHD'",
+        "dtype": "cache_dtype 'torch.float32', expected 'torch.int8'",
         "unknown": "rank 0: UnknownRequest.*'a' is unknown",
     }
     with pytest.raises(errors.get(reason, ValueError), match=patterns[reason]):

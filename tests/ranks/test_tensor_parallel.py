@@ -98,6 +98,17 @@ def test_the_query_heads_of_one_kv_head_are_shared_out() -> None:
     assert_sharded_and_equal(got, want)
 
 
+def test_the_query_heads_of_one_quantised_kv_head_are_shared_out() -> None:
+    cache = PagedKVCache(1, NUM_BLOCKS, BLOCK_SIZE, 1, HEAD_DIM, cache_dtype=torch.int8)
+    scales = cache.scales(0)
+    paged_ops.write_kv(ROWS[:, :1], ROWS[:, 1:2], *cache.layer(0), SLOTS, **scales)
+    want = paged_ops.attention(QUERY, *cache.layer(0), TABLES, SEQ_LENS, **scales)
+    placed = [everywhere(half) for half in cache.layer(0)]
+    placed_scales = {name: everywhere(scale) for name, scale in scales.items()}
+    got = paged_ops.attention(on_heads(QUERY, 1), *placed, TABLES, SEQ_LENS, **placed_scales)
+    assert_sharded_and_equal(got, want)
+
+
 def test_written_copied_and_gathered_blocks_are_those_of_one_process() -> None:
     caches, placed = (KEY_CACHE.clone(), VALUE_CACHE.clone()), sharded_pool()
     mapping = torch.tensor([[0, 1], [1, 0], [4, 7]])
@@ -114,6 +125,62 @@ def test_written_copied_and_gathered_blocks_are_those_of_one_process() -> None:
     sharded = paged_ops.gather_kv(*placed, TABLES, SEQ_LENS, num_tokens=16)
     for got, want in zip(sharded, gathered, strict=True):
         assert_sharded_and_equal(got, want)
+
+
+@pytest.mark.parametrize("granularity", ["token", "head", "tensor"])
+def test_scales_lie_with_their_heads(granularity: str) -> None:
+    """Every op on a quantised pool, and a tree mask, which is the same everywhere."""
+    form = (1, NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    cache = PagedKVCache(*form, cache_dtype=torch.int8, scale_granularity=granularity)
+    if granularity != "token":
+        per_head = torch.linspace(0.02, 0.05, NUM_KV_HEADS)
+        cache.set_scales(0, per_head if granularity == "head" else 0.03, 0.04)
+    scales = {name: scale.clone() for name, scale in cache.scales(0).items()}
+    caches = tuple(half.clone() for half in cache.layer(0))
+    placed = tuple(on_heads(half, 2) for half in caches)
+    place = everywhere if granularity == "tensor" else lambda scale: on_heads(scale, -1)
+    placed_scales = {name: place(scale) for name, scale in scales.items()}
+
+    key, value = KEY_CACHE.flatten(0, 1), VALUE_CACHE.flatten(0, 1)
+    slots, mapping = torch.arange(len(key)).flip(0), torch.tensor([[0, 1], [1, 0], [4, 7]])
+    paged_ops.write_kv(key, value, *caches, slots, **scales)
+    paged_ops.write_kv(on_heads(key, 1), on_heads(value, 1), *placed, slots, **placed_scales)
+    paged_ops.copy_blocks(*caches, mapping, **scales)
+    paged_ops.copy_blocks(*placed, mapping, **placed_scales)
+    for got, want in zip(placed, caches, strict=True):
+        assert_sharded_and_equal(got, want, dim=2)
+        assert want.any()
+    for name, scale in scales.items():
+        assert same_bits(placed_scales[name].full_tensor(), scale)
+
+    starts = torch.tensor([0, 1, 3, 3], dtype=torch.int32)
+    mask = torch.tensor([[True, False], [True, False], [False, True]])
+    index = TABLES, SEQ_LENS, starts
+    want = paged_ops.attention(QUERY, *caches, *index, **scales, tree_mask=mask)
+    mask_everywhere = everywhere(mask)
+    got = paged_ops.attention(
+        on_heads(QUERY, 1), *placed, *index, **placed_scales, tree_mask=mask_everywhere
+    )
+    assert_sharded_and_equal(got, want)
+    gathered = paged_ops.gather_kv(*caches, TABLES, SEQ_LENS, **scales)
+    sharded = paged_ops.gather_kv(*placed, TABLES, SEQ_LENS, num_tokens=16, **placed_scales)
+    for rows, expected in zip(sharded, gathered, strict=True):
+        assert_sharded_and_equal(rows, expected)
+
+
+def test_scales_and_masks_that_lie_elsewhere_are_refused() -> None:
+    cache = PagedKVCache(1, NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, cache_dtype=torch.int8)
+    placed = tuple(on_heads(half, 2) for half in cache.layer(0))
+    scales = {name: on_heads(scale, 2) for name, scale in cache.scales(0).items()}
+    query = on_heads(QUERY, 1)
+    wrong = scales | {"key_scale": everywhere(cache.scales(0)["key_scale"])}
+    with pytest.raises(RuntimeError, match=r"key_scale is placed R.*, expected S.*2.*keyword"):
+        paged_ops.attention(query, *placed, TABLES, SEQ_LENS, **wrong)
+    with pytest.raises(RuntimeError, match=r"key_scale is placed R.*, expected S.*2.*keyword"):
+        paged_ops.copy_blocks(*placed, torch.tensor([[0, 1]]), **wrong)
+    mask = on_heads(torch.ones(3, 4, dtype=torch.bool), 1)
+    with pytest.raises(RuntimeError, match=r"tree_mask is placed S.*1.*, expected R.*keyword"):
+        paged_ops.attention(query, *placed, TABLES, SEQ_LENS, **scales, tree_mask=mask)
 
 
 def test_states_are_merged_where_their_heads_are() -> None:
@@ -150,6 +217,32 @@ def test_a_compiled_step_changes_the_sharded_pool_in_place() -> None:
         got = compiled(on_heads(ROWS, 1), on_heads(QUERY, 1), *placed, *map(everywhere, index))
     assert_sharded_and_equal(got, want)
     assert_sharded_and_equal(placed[0], caches[0], dim=2)
+
+
+def test_a_compiled_step_changes_a_sharded_quantised_pool_and_its_scales_in_place() -> None:
+    def step(
+        rows: Tensor, query: Tensor, halves: list[Tensor], scales: dict[str, Tensor], *index: Any
+    ) -> Any:
+        paged_ops.write_kv(rows + 1, rows * 2, *halves, index[2], **scales)
+        return paged_ops.attention(query * 2, *halves, *index[:2], **scales)
+
+    form = (1, NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    caches: list[list[Tensor]] = []
+    scales: list[dict[str, Tensor]] = []
+    for place in (torch.clone, lambda tensor: on_heads(tensor, 2)):
+        cache = PagedKVCache(*form, cache_dtype=torch.int8)
+        caches.append([place(half) for half in cache.layer(0)])
+        scales.append({name: place(scale) for name, scale in cache.scales(0).items()})
+    index = TABLES, SEQ_LENS, SLOTS
+    with torch.no_grad():
+        want = step(ROWS, QUERY, caches[0], scales[0], *index)
+        compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+        placed = on_heads(ROWS, 1), on_heads(QUERY, 1), caches[1], scales[1]
+        got = compiled(*placed, *map(everywhere, index))
+    assert_sharded_and_equal(got, want)
+    assert_sharded_and_equal(caches[1][1], caches[0][1], dim=2)
+    assert_sharded_and_equal(scales[1]["value_scale"], scales[0]["value_scale"], dim=2)
+    assert scales[0]["value_scale"].any()
 
 
 def test_what_would_move_a_pool_or_part_a_group_is_refused() -> None:
