@@ -366,6 +366,7 @@ def _refuse_before_writing(
 ) -> None:
     """Refuse now what attention would refuse after new keys were written."""
     window.settled(starts, scores)
+    keys.refuse_another_dtype(query)
     rows = query.flatten(0, -3)
     slopes = scores.alibi_slopes
     if slopes is not None and slopes.dim() == 2:

@@ -83,6 +83,12 @@ class Keys:
     block_tables: Tensor
     seq_lens: Tensor
 
+    def refuse_another_dtype(self, query: Tensor) -> None:
+        """Refuse quantised caches: there is no argument here that says what they are scaled by."""
+        for name, cache in (("key", self.key_cache), ("value", self.value_cache)):
+            if cache.dtype != query.dtype:
+                raise ValueError(f"the {name}s are {cache.dtype}, expected {query.dtype}, as q")
+
 
 def attention_in_window(
     query: Tensor, query_start_loc: Tensor, keys: Keys, window: Window, scores: Scores
@@ -127,6 +133,7 @@ def attention_in_window(
     [4, 4, 3]
     """
     window = window.settled(query_start_loc, scores)
+    keys.refuse_another_dtype(query)
     if window.right:
         return _two_sided(query, query_start_loc, keys, window, window.right, scores)
     return _one_sided(query, query_start_loc, keys, window.left, window.right == 0, scores)

@@ -260,6 +260,10 @@ KVCACHE_REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"q": torch.rand(2, 4, HEAD_DIM)}, "q has 3 dimensions"),
     ({"k": torch.rand(2, 2, 2, 8)}, "key"),
     ({"k": torch.rand(2, 2, 2, HEAD_DIM).half()}, "is torch.float"),
+    (
+        {"k_cache": torch.zeros(4, 8, 2, HEAD_DIM, dtype=torch.float8_e4m3fn)},
+        "the keys are torch.float8_e4m3fn, expected torch.float32, as q",
+    ),
 ]
 
 
@@ -296,6 +300,10 @@ def test_a_sequence_begins_within_itself(leftpad: list[int], message: str) -> No
 
 
 VARLEN_REFUSALS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"v": torch.zeros(9, 2, HEAD_DIM, dtype=torch.float8_e5m2)},
+        "the values are torch.float8_e5m2, expected torch.float32, as q",
+    ),
     ({"dropout_p": 0.1}, "dropout_p is 0.1, expected 0"),
     ({"max_seqlen_q": 1}, "max_seqlen_q is 1, expected 2 or more"),
     ({"max_seqlen_k": 3}, "max_seqlen_k is 3, expected 5 or more"),

@@ -17,6 +17,7 @@ from paged_ops.integrations.transformers.attention import padding_mask, refuse_o
 from paged_ops.integrations.transformers.cache import layer_windows
 from paged_ops.integrations.transformers.padding import Columns
 from tests.integrations.models import make_model, make_prompts
+from tests.support.checks import relative_error
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,33 @@ def test_reordered_rows_share_blocks_until_they_write(model: PreTrainedModel) ->
     cache.groups.check()
     alone = torch.cat([prompts[[2, 2, 0, 2]], new], 1)
     torch.testing.assert_close(logits, feed(model, PagedCache(model, 20, 8), alone))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_quantised_cache_is_near_the_models_own_after_beams_have_parted(
+    model: PreTrainedModel, dtype: torch.dtype
+) -> None:
+    prompts = make_prompts("none")["input_ids"]
+    logits = []
+    for cache in (PagedCache(model, 20, 8, cache_dtype=dtype), PagedCache(model, 20, 8)):
+        feed(model, cache, prompts)
+        cache.reorder_cache(torch.tensor([2, 2, 0, 2]))
+        logits.append(feed(model, cache, torch.tensor([[5], [6], [7], [8]])))
+    cache = PagedCache(model, 20, 8, cache_dtype=dtype)
+    alone = torch.cat([prompts[[2, 2, 0, 2]], torch.tensor([[5], [6], [7], [8]])], 1)
+    assert cache.pools[None].cache_dtype == dtype
+    assert 0 < relative_error(*logits) < 0.05
+    assert relative_error(logits[0], feed(model, cache, alone)) < 0.01
+
+
+def test_generate_takes_a_quantised_cache(model: PreTrainedModel) -> None:
+    prompts, tokens = make_prompts("left"), []
+    for dtype in (torch.int8, None):
+        cache = PagedCache(model, 40, 8, cache_dtype=dtype)
+        tokens.append(model.generate(**prompts, cache=cache, max_new_tokens=8, do_sample=False))
+    assert tokens[0].shape == tokens[1].shape
+    with pytest.raises(ValueError, match=r"cache_dtype is torch\.int16"):
+        PagedCache(model, 40, 8, cache_dtype=torch.int16)
 
 
 def test_batch_calls_repeat_and_keep_rows(model: PreTrainedModel) -> None:

@@ -40,6 +40,9 @@ class PagedCache(Cache):
         each.
     block_size : int
         Tokens per block.
+    cache_dtype : torch.dtype, optional
+        As `PagedKVCache`: int8, float8_e4m3fn or float8_e5m2, with a scale for each token and head.
+        None: the model's.
 
     Attributes
     ----------
@@ -60,10 +63,17 @@ class PagedCache(Cache):
     register : makes the attention known; its example is one of this class as well.
     """
 
-    def __init__(self, model: PreTrainedModel, num_blocks: int, block_size: int = 16) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
         windows = layer_windows(model.config)
         self._config = model.config.get_text_config(decoder=True)
-        self._rows = _Rows(model, windows, num_blocks, block_size)
+        self._rows = _Rows(model, windows, num_blocks, block_size, cache_dtype)
         super().__init__(
             layers=[_Layer(self._rows, index, window) for index, window in enumerate(windows)]
         )
@@ -214,7 +224,12 @@ class _Rows:
     """
 
     def __init__(
-        self, model: PreTrainedModel, windows: list[int | None], num_blocks: int, block_size: int
+        self,
+        model: PreTrainedModel,
+        windows: list[int | None],
+        num_blocks: int,
+        block_size: int,
+        cache_dtype: torch.dtype | None,
     ) -> None:
         config = model.config.get_text_config(decoder=True)
         num_heads = config.num_attention_heads
@@ -223,7 +238,14 @@ class _Rows:
         members = {window: windows.count(window) for window in windows}
         self.pools = {
             window: PagedKVCache(
-                count, num_blocks, block_size, num_kv_heads, head_dim, model.dtype, model.device
+                count,
+                num_blocks,
+                block_size,
+                num_kv_heads,
+                head_dim,
+                model.dtype,
+                model.device,
+                cache_dtype=cache_dtype,
             )
             for window, count in members.items()
         }
@@ -233,9 +255,9 @@ class _Rows:
             prefix_caching=False,
         )
         self._windows = windows
-        self._caches = [
-            self.pools[window].layer(windows[:i].count(window)) for i, window in enumerate(windows)
-        ]
+        places = [(self.pools[own], windows[:i].count(own)) for i, own in enumerate(windows)]
+        self._caches = [pool.layer(layer) for pool, layer in places]
+        self._scales = [pool.scales(layer) for pool, layer in places]
         self._device = model.device
         self.holds_past = False
         self.reset()
@@ -280,8 +302,9 @@ class _Rows:
         key_cache, value_cache = self._caches[layer]
         if plan.columns is not None:
             key, value = key[plan.columns], value[plan.columns]
-        write_kv(key, value, key_cache, value_cache, plan.slot_mapping)
-        output = _attend(plan.calls, query, key_cache, value_cache, options)
+        scales = self._scales[layer]
+        write_kv(key, value, key_cache, value_cache, plan.slot_mapping, **scales)
+        output = _attend(plan.calls, query, key_cache, value_cache, {**options, **scales})
         return output.view(batch, num_new, *output.shape[1:])
 
     def crop(self, removed: int) -> None:
