@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paged_ops import functional, reference
+from paged_ops.cache_scales import QUANTISED_DTYPES
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BLOCK_SIZE, NUM_BLOCKS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 32, 6, 2, 24
@@ -21,7 +22,7 @@ class Finding(NamedTuple):
     Attributes
     ----------
     name : str
-        The op and the dtype.
+        The op and the dtype, of the caches where it has any.
     error : float
         The largest difference, relative to the largest element of the reference; inf if the
         shapes differ, or where there is a NaN.
@@ -40,7 +41,7 @@ class Finding(NamedTuple):
 
 
 def self_test() -> Iterator[Finding]:
-    """Run every op on the CPU in every dtype, and compare it with `reference` in float64.
+    """Run every op on the CPU on every dtype, and compare it with `reference` in float64.
 
     Yields
     ------
@@ -52,9 +53,11 @@ def self_test() -> Iterator[Finding]:
     >>> all(finding.passed for finding in self_test())
     True
     """
-    for dtype in DTYPES:
+    for dtype in (*DTYPES, *QUANTISED_DTYPES):
         generator = torch.Generator().manual_seed(0)
         for name, op in CHECKS.items():
+            if name == "merge_states" and dtype in QUANTISED_DTYPES:
+                continue
             error = max(_error(got, want) for got, want in op(dtype, generator))
             bound = 0.0 if name in MOVES else _rounding(dtype)
             yield Finding(f"{name}, {str(dtype).removeprefix('torch.')}", error, bound)
@@ -66,7 +69,13 @@ MOVES = ("write_kv", "copy_blocks", "gather_kv")
 
 def _rounding(dtype: torch.dtype) -> float:
     """Return what an op that computes may be off by: float32 sums come in another order."""
+    dtype = _row_dtype(dtype)
     return 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+
+
+def _row_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of query, key and value for a cache."""
+    return torch.float32 if dtype in QUANTISED_DTYPES else dtype
 
 
 Pairs = list[tuple[Tensor, Tensor]]
@@ -75,21 +84,23 @@ Pairs = list[tuple[Tensor, Tensor]]
 
 def _attention(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
     """Check a mixed batch with every option."""
-    caches = _normal(dtype, generator, 2, NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM).unbind(0)
-    query = _normal(dtype, generator, sum(QUERY_LENS), NUM_HEADS, HEAD_DIM)
+    caches, scales = _pool(dtype, generator)
+    exact = caches if scales else (caches[0].double(), caches[1].double())
+    query = _normal(_row_dtype(dtype), generator, sum(QUERY_LENS), NUM_HEADS, HEAD_DIM)
     index = _block_tables(generator), _int32(*SEQ_LENS), _int32(0, *QUERY_LENS).cumsum(0).int()
     per_head = _normal(torch.float32, generator, NUM_HEADS)
+    tree_mask = _normal(torch.float32, generator, sum(QUERY_LENS), max(QUERY_LENS)) > 0
     pairs: Pairs = []
     options: dict[str, Any]
     for options in (
         {},
         {"causal": False, "scale": 0.3},
+        {"tree_mask": tree_mask},
         {"sliding_window": 5, "softcap": 3.0, "alibi_slopes": per_head.abs(), "sinks": per_head},
     ):
-        arguments = (query, *caches, *index)
-        got = functional.attention_with_lse(*arguments, **options)
-        wide = (query.double(), *(cache.double() for cache in caches), *index)
-        want = reference.attention_with_lse(*wide, **options)
+        options |= scales
+        got = functional.attention_with_lse(query, *caches, *index, **options)
+        want = reference.attention_with_lse(query.double(), *exact, *index, **options)
         pairs += zip(got, want, strict=True)
     return pairs
 
@@ -103,23 +114,29 @@ def _merge_states(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
 
 
 def _write_kv(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
-    rows = _normal(dtype, generator, 2, 5, NUM_KV_HEADS, HEAD_DIM).unbind(0)
+    rows = _normal(_row_dtype(dtype), generator, 2, 5, NUM_KV_HEADS, HEAD_DIM).unbind(0)
     slots = torch.tensor([9, -1, 0, NUM_BLOCKS * BLOCK_SIZE - 1, 2])
     return _on_a_copy(
-        lambda module, caches: module.write_kv(*rows, *caches, slots), dtype, generator
+        lambda module, caches, scales: module.write_kv(*rows, *caches, slots, **scales),
+        dtype,
+        generator,
     )
 
 
 def _copy_blocks(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
     mapping = torch.tensor([[0, 1], [1, 0], [NUM_BLOCKS - 1, 7]])
-    return _on_a_copy(lambda module, caches: module.copy_blocks(*caches, mapping), dtype, generator)
+    return _on_a_copy(
+        lambda module, caches, scales: module.copy_blocks(*caches, mapping, **scales),
+        dtype,
+        generator,
+    )
 
 
 def _gather_kv(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
-    caches = _normal(dtype, generator, 2, NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM).unbind(0)
+    caches, scales = _pool(dtype, generator)
     index = _block_tables(generator), _int32(*SEQ_LENS)
-    got = functional.gather_kv(caches[0], caches[1], *index)
-    want = reference.gather_kv(caches[0], caches[1], *index)
+    got = functional.gather_kv(*caches, *index, **scales)
+    want = reference.gather_kv(*caches, *index, **scales)
     return list(zip(got, want, strict=True))
 
 
@@ -134,11 +151,28 @@ CHECKS: dict[str, Callable[[torch.dtype, torch.Generator], Pairs]] = {
 
 def _on_a_copy(call: Callable[..., None], dtype: torch.dtype, generator: torch.Generator) -> Pairs:
     """Let the op and the reference change a copy of the same caches each."""
-    got = _normal(dtype, generator, 2, NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
-    want = got.clone()
-    call(functional, got.unbind(0))
-    call(reference, want.unbind(0))
-    return [(got, want)]
+    caches, scales = _pool(dtype, generator)
+    others = [cache.clone() for cache in caches]
+    other_scales = {name: scale.clone() for name, scale in scales.items()}
+    call(functional, caches, scales)
+    call(reference, others, other_scales)
+    return [
+        *zip(caches, others, strict=True),
+        *zip(scales.values(), other_scales.values(), strict=True),
+    ]
+
+
+def _pool(
+    dtype: torch.dtype, generator: torch.Generator
+) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+    """Return the caches of a pool, and the scales per token that quantised ones have."""
+    shape = NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS
+    rows = _normal(torch.float32, generator, 2, *shape, HEAD_DIM)
+    if dtype not in QUANTISED_DTYPES:
+        return (rows[0].to(dtype), rows[1].to(dtype)), {}
+    key_scale, value_scale = _normal(torch.float32, generator, 2, *shape).abs() / 20
+    elements = (20 * rows).to(dtype)
+    return (elements[0], elements[1]), {"key_scale": key_scale, "value_scale": value_scale}
 
 
 def _error(got: Tensor, want: Tensor) -> float:
