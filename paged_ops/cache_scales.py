@@ -50,11 +50,15 @@ class CacheScales:
         rows = (self.block_size, self.num_kv_heads)
         return (self.num_blocks, 2, *(reversed(rows) if self.layout == "HND" else rows))
 
-    def views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return key_scale and value_scale as the ops take them, as views of a layer's buffer."""
-        key_scale, value_scale = buffer.unbind(1 if self.is_per_token else 0)
+    def view(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Return a layer's buffer in the one shape of all layouts."""
         if self.is_per_token and self.layout == "HND":
-            return key_scale.transpose(1, 2), value_scale.transpose(1, 2)
+            return buffer.transpose(2, 3)
+        return buffer
+
+    def halves(self, buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return key_scale and value_scale as the ops take them, as views of a layer's buffer."""
+        key_scale, value_scale = self.view(buffer).unbind(1 if self.is_per_token else 0)
         return key_scale, value_scale
 
     def checked(self, name: str, scale: torch.Tensor | float) -> torch.Tensor:

@@ -210,7 +210,7 @@ class PagedKVCache(nn.Module):
         self._pool(layer)
         if self._scale_form is None:
             return {"key_scale": None, "value_scale": None}
-        key_scale, value_scale = self._scale_form.views(self._scale_buffer(layer))
+        key_scale, value_scale = self._scale_form.halves(self._scale_buffer(layer))
         return {"key_scale": key_scale, "value_scale": value_scale}
 
     def set_scales(
@@ -244,10 +244,9 @@ class PagedKVCache(nn.Module):
         tensor([0.0100, 0.0100])
         """
         self._pool(layer)
-        if self._scale_form is None:
-            raise ValueError(f"cache_dtype is {self.cache_dtype}, expected a quantised one")
+        form = self._scales_there_are()
         given = {"key_scale": key_scale, "value_scale": value_scale}
-        new = [self._scale_form.checked(name, scale) for name, scale in given.items()]
+        new = [form.checked(name, scale) for name, scale in given.items()]
         self._scale_buffer(layer).copy_(torch.stack(new))
 
     def kv_blocks(self, layer: int) -> torch.Tensor:
@@ -277,6 +276,32 @@ class PagedKVCache(nn.Module):
                 f"{self.head_dim}, as head_dim; take layer(i) instead"
             )
         return pool.transpose(2, 3) if self.layout == "HND" else pool
+
+    def kv_scales(self, layer: int) -> torch.Tensor:
+        """Return the scales of a layer as one view, as `kv_blocks` shows its elements.
+
+        For what wants K's and V's in one tensor, such as the inputs of an exported program.
+
+        Parameters
+        ----------
+        layer : int
+            0 to num_layers - 1.
+
+        Returns
+        -------
+        torch.Tensor
+            float32 ``[num_blocks, 2, block_size, num_kv_heads]``, ``[2, num_kv_heads]`` or ``[2]``
+            by `scale_granularity`; K at index 0 and V at index 1 of the dimension of size 2.
+
+        Raises
+        ------
+        IndexError
+            There is no such layer.
+        ValueError
+            The pool isn't quantised.
+        """
+        self._pool(layer)
+        return self._scales_there_are().view(self._scale_buffer(layer))
 
     def copy_blocks(self, mapping: torch.Tensor | Iterable[tuple[int, int]]) -> None:
         """Copy whole blocks onto others, in every layer.
@@ -480,10 +505,15 @@ class PagedKVCache(nn.Module):
         buffer: torch.Tensor = getattr(self, f"scales_{layer}")
         return buffer
 
+    def _scales_there_are(self) -> CacheScales:
+        """Return the form of the scales, or refuse a pool without any."""
+        if self._scale_form is None:
+            raise ValueError(f"cache_dtype is {self.cache_dtype}, expected a quantised one")
+        return self._scale_form
+
     def _new_scales(self, device: torch.device) -> torch.Tensor:
         """Return the scales of a new layer: zeros, or what shows that they have to be set."""
-        form = self._scale_form
-        assert form is not None
+        form = self._scales_there_are()
         scales = _zeros(form.buffer_shape, torch.float32, device)
         return scales if form.is_per_token else scales.fill_(first_scale(self.cache_dtype))
 

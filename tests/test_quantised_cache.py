@@ -108,6 +108,20 @@ def test_scales_that_have_to_be_set_are_nan_for_int8_until_they_are(
     assert same_bits(cache.scales_0, torch.full_like(cache.scales_0, before))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_one_view_shows_the_scales_of_keys_and_values(form: dict[str, Any]) -> None:
+    cache = filled(calibrated(**form), [4, 5, 30])
+    whole = cache.kv_scales(1)
+    dim = whole.shape.index(2)
+    assert whole.data_ptr() == cache.scales_1.data_ptr()
+    for half, scale in zip(whole.unbind(dim), cache.scales(1).values(), strict=True):
+        assert isinstance(scale, Tensor)
+        assert scale.stride() == half.stride()
+        assert same_bits(half, scale)
+    with pytest.raises(ValueError, match=r"cache_dtype is torch.float32, expected a quantised one"):
+        PagedKVCache(**SMALL).kv_scales(0)
+
+
 def test_heads_get_the_scales_that_are_set_for_them() -> None:
     cache = small(scale_granularity="head")
     cache.set_scales(0, torch.tensor([1.0, 2.0, 3.0]), 4)
@@ -448,6 +462,39 @@ def test_a_model_with_a_quantised_pool_can_be_exported(form: dict[str, Any]) -> 
     )
     exported = torch.export.export(Layers(calibrated(**form)), inputs)
     assert same_bits(exported.module()(*inputs), Layers(calibrated(**form))(*inputs))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_an_exported_step_takes_the_pool_and_its_scales_as_inputs(layout: str) -> None:
+    class Step(nn.Module):
+        def forward(self, rows: Tensor, blocks: Tensor, scales: Tensor, *index: Tensor) -> Tensor:
+            caches = blocks.unbind(1)
+            key_scale, value_scale = scales.unbind(1)
+            given = {"key_scale": key_scale, "value_scale": value_scale}
+            paged_ops.write_kv(rows, rows + 1, *caches, index[0], **given)
+            return paged_ops.attention(rows, *caches, *index[1:], **given)
+
+    def inputs(num_blocks: int) -> tuple[Tensor, ...]:
+        pool = small(num_blocks=num_blocks, layout=layout)
+        tables = torch.tensor([[3], [num_blocks - 1]], dtype=torch.int32)
+        slots, lens = tables[:, 0].long() * 4, torch.tensor([1, 1], dtype=torch.int32)
+        return torch.randn(2, 3, 8), pool.kv_blocks(1), pool.kv_scales(1), slots, tables, lens
+
+    blocks = {0: torch.export.Dim.DYNAMIC}
+    exported = torch.export.export(
+        Step(),
+        inputs(8),
+        dynamic_shapes={
+            "rows": None,
+            "blocks": blocks,
+            "scales": blocks,
+            "index": (None, None, None),
+        },
+    )
+    rows, *rest = given = inputs(20)
+    assert relative_error(exported.module()(*given), rows + 1) < 0.01
+    assert rest[1].count_nonzero() == 2 * 2 * 3
 
 
 # ------------------------------------------------------------------ the front door
