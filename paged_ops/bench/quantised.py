@@ -1,4 +1,4 @@
-"""``python -m paged_ops.bench quantised``: decode over 8-bit caches, and multi-head latent attention."""
+"""``python -m paged_ops.bench quantised``: decode over 8-bit caches, and over latent rows (MLA)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,14 @@ from paged_ops.bench.workloads import HEAD_DIM, WORKLOADS, Workload, scattered_t
 DECODES = ("D1-bf16", "D2", "D3", "D4")
 CACHE_DTYPES = (torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 LATENT_DIM, LATENT_DIM_V = 576, 512
+LATENT_HEADS = (16, 128)
 LATENT_LENS = (4096,) * 8
 """Tokens of each sequence whose latent rows are attended to."""
+
+LEGEND = """\
+bfloat16 queries; one scale per token and head. "speed" is bfloat16's time over the row's, "bytes"
+the row's over bfloat16's, "% limit" the time of reading the same blocks in the order of the tables
+over the row's."""
 
 
 def add_parser(benchmarks: Any) -> None:
@@ -48,23 +55,16 @@ def run(options: argparse.Namespace) -> None:
     about = describe()
     print(f"{about['machine']}, {about['threads']} threads, {about['date']}")
     print(f"CPU variant {about['cpu_isa']}, block size {options.block_size}\n")
-    print('bfloat16 queries; one scale per token and head. "speed" is bfloat16\'s time over the')
-    print(
-        'row\'s, "bytes" the row\'s over bfloat16\'s; "% limit" the time of reading the same blocks'
-    )
-    print("in the order of the tables over the row's.\n")
-    print(
-        f"{'workload':10} {'cache':14} {'ms':>8} {'GB/s':>6} {'speed':>6} {'bytes':>6} {'% limit':>8}"
-    )
+    print(f"{LEGEND}\n")
+    columns = f"{'speed':>6} {'bytes':>6} {'% limit':>8}"
+    print(f"{'workload':10} {'cache':14} {'ms':>8} {'GB/s':>6} {columns}")
     flush, rows = Flusher(), []
-    decodes = [workload for workload in WORKLOADS if workload.name in DECODES]
-    for name, timed, limits in (
-        *((w.name, *_decode(w, options.block_size)) for w in decodes),
-        *((f"MLA {n}", *_latent(n, options.block_size)) for n in (16, 128)),
-    ):
+    cases = {w.name: partial(_decode, w) for w in WORKLOADS if w.name in DECODES}
+    cases |= {f"MLA {num_heads}": partial(_latent, num_heads) for num_heads in LATENT_HEADS}
+    for name, make in cases.items():
+        timed, limits = make(options.block_size)
         calls = {cache: each.call for cache, each in timed.items()}
-        bounds = {f"limit {cache}": call for cache, call in limits.items()}
-        seconds = interleaved_medians(calls | bounds, options.samples, flush)
+        seconds = interleaved_medians(calls | limits, options.samples, flush)
         rows += _report(name, timed, seconds)
     if options.json is not None:
         settings = {"block_size": options.block_size, "samples": options.samples}
@@ -76,28 +76,30 @@ def _report(name: str, timed: dict[str, Timed], seconds: dict[str, float]) -> li
     base = next(iter(timed))
     rows = []
     for cache, each in timed.items():
-        limit = seconds.get(f"limit {cache}")
-        row = {
-            "workload": name,
-            "cache": cache,
-            "seconds": seconds[cache],
-            "GB/s": each.num_bytes / seconds[cache] / 1e9,
-            "speed": seconds[base] / seconds[cache],
+        took, limit = seconds[cache], seconds.get(_limit_of(cache))
+        figures = {
+            "seconds": took,
+            "GB/s": each.num_bytes / took / 1e9,
+            "speed": seconds[base] / took,
             "bytes": each.num_bytes / timed[base].num_bytes,
-            "share_of_limit": None if limit is None else limit / seconds[cache],
         }
-        share = "-" if limit is None else f"{100 * limit / seconds[cache]:.0f}"
+        share = "-" if limit is None else f"{100 * limit / took:.0f}"
         print(
-            f"{name:10} {cache:14} {1e3 * row['seconds']:8.2f} {row['GB/s']:6.1f} "
-            f"{row['speed']:6.2f} {row['bytes']:6.2f} {share:>8}",
+            f"{name:10} {cache:14} {1e3 * took:8.2f} {figures['GB/s']:6.1f} "
+            f"{figures['speed']:6.2f} {figures['bytes']:6.2f} {share:>8}",
             flush=True,
         )
-        rows.append(row)
+        share_of_limit = None if limit is None else limit / took
+        rows.append({"workload": name, "cache": cache, **figures, "share_of_limit": share_of_limit})
     return rows
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _limit_of(cache: str) -> str:
+    return f"reading {cache}"
 
 
 def _decode(workload: Workload, block_size: int) -> tuple[dict[str, Timed], dict[str, Any]]:
@@ -117,7 +119,7 @@ def _decode(workload: Workload, block_size: int) -> tuple[dict[str, Timed], dict
         timed[_name(dtype)] = Timed(_attending(query, pool, tables, seq_lens), tokens * element)
         limit = reading(pool.layer(0)[0], tables)
         if limit is not None:
-            limits[_name(dtype)] = limit
+            limits[_limit_of(_name(dtype))] = limit
     return timed, limits
 
 
@@ -129,7 +131,11 @@ def _attending(
 
 
 def _fill(
-    key_cache: Tensor, value_cache: Tensor, key_scale: Tensor | None, value_scale: Tensor | None
+    key_cache: Tensor,
+    value_cache: Tensor,
+    *,
+    key_scale: Tensor | None,
+    value_scale: Tensor | None,
 ) -> None:
     """Write normal keys and values everywhere, a part at a time."""
     num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
@@ -149,7 +155,7 @@ def _fill(
 
 
 def _latent(num_heads: int, block_size: int) -> tuple[dict[str, Timed], dict[str, Any]]:
-    """Return the same for multi-head latent attention: one KV head, values the begin of its keys."""
+    """Return the same over latent rows: one KV head, values the begin of its keys."""
     tables = scattered_tables(LATENT_LENS, block_size)
     num_blocks = int((tables >= 0).sum())
     seq_lens = torch.tensor(LATENT_LENS, dtype=torch.int32)
@@ -161,13 +167,13 @@ def _latent(num_heads: int, block_size: int) -> tuple[dict[str, Timed], dict[str
         scale = None if dtype == torch.bfloat16 else torch.zeros(latent.shape[:3])
         caches = latent, latent[..., :LATENT_DIM_V]
         scales = {"key_scale": scale, "value_scale": scale}
-        _fill(*caches, **scales)
+        _fill(*caches, key_scale=scale, value_scale=scale)
         call = _bound(attention, query, *caches, tables, seq_lens, **scales)
         element = dtype.itemsize * LATENT_DIM + (0 if scale is None else 4)
         timed[_name(dtype)] = Timed(call, sum(LATENT_LENS) * element)
         limit = reading(latent, tables)
         if limit is not None:
-            limits[_name(dtype)] = limit
+            limits[_limit_of(_name(dtype))] = limit
     return timed, limits
 
 
