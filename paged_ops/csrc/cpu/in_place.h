@@ -42,7 +42,8 @@ class ValueSums {
 };
 
 #if defined(PAGED_HAS_INTERLEAVED_ROWS)
-// Two keys at a time, with bfloat16 weights. Many rows share a panel of interleaved values.
+// Two keys at a time, with bfloat16 weights. Blocks of rows share a panel of interleaved values; a
+// single block reads them where they lie, once they are asked for.
 template <>
 class ValueSums<BFloat16> {
  public:
@@ -52,7 +53,7 @@ class ValueSums<BFloat16> {
         panel_{memory.take<int32_t>(kPiece / 2 * columns_), columns_} {}
 
   PAGED_INLINE void look_up(const RowStream<BFloat16>& stream, int64_t num_rows) {
-    is_packed_ = num_rows > kRowsInPlace;
+    is_packed_ = num_rows > kBlockRows;
     if (is_packed_) pack_pairs(paired(stream, stream.keys), panel_);
   }
 
@@ -75,9 +76,6 @@ class ValueSums<BFloat16> {
   }
 
  private:
-  // Fewer rows than this read values faster where they lie.
-  static constexpr int64_t kRowsInPlace = 8;
-
   PAGED_INLINE PairedRows paired(const RowStream<BFloat16>& stream, Visible keys) const {
     return {stream.value_rows(), keys.first, keys.last, head_dim_};
   }
