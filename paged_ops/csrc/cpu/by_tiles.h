@@ -12,6 +12,7 @@
 
 #include "cpu/amx.h"
 #include "cpu/piece.h"
+#include "cpu/weighted_pairs.h"
 
 namespace paged::cpu {
 namespace {
@@ -62,8 +63,8 @@ class ByTiles {
         query_group_(memory.take<int32_t>(kTileRows * depth_)),
         staged_keys_(memory.take<int32_t>(kTileRows * depth_)),
         scores_(memory.take<float>(kBlockRows * kScoreStride)),
-        weights_{memory.take<int32_t>(kBlockRows * kScoreStride), kScoreStride / 2,
-                 kBlockRows * kScoreStride / 2},
+        weights_{memory.take<int32_t>(kWeightParts * kBlockRows * kScoreStride / 2),
+                 kScoreStride / 2, kBlockRows * kScoreStride / 2},
         values_(memory.take<float>(kBlockRows * columns_)),
         stream_(params, memory),
         end_(memory.address()) {}
@@ -92,8 +93,14 @@ class ByTiles {
                });
     const int64_t begin = keys.first / kChunk * kChunk;
     const int64_t end = round_up(keys.last, kChunk);
-    multiply<2>(weights_.from(0, begin / 2), rows.num_rows, value_panel_.from_row(begin / 2),
-                (end - begin) / 2, columns_, values_, columns_);
+    if constexpr (kWeightParts == 1) {
+      for (int64_t r = 0; r < rows.num_rows; ++r) {
+        correct(softmax[r], weights_.from(r, 0).data, begin, end);
+      }
+    }
+    multiply<kWeightParts>(weights_.from(0, begin / 2), rows.num_rows,
+                           value_panel_.from_row(begin / 2), (end - begin) / 2, columns_, values_,
+                           columns_);
   }
 
   // The weighted sums of the last attend(): [kBlockRows][columns_of(params)].
@@ -101,6 +108,10 @@ class ByTiles {
   PAGED_INLINE uintptr_t end() const { return end_; }
 
  private:
+  // A weight is one bfloat16. Over a quantised cache, which promises the exactness of float32, it
+  // is the sum of two.
+  static constexpr int kWeightParts = kIsQuantised<T> ? 2 : 1;
+
   // Copies 16 units of each row of the group, from unit u on, to `to`: zeros for what isn't there.
   PAGED_INLINE void stage(const KeyGroup<T>& group, int64_t u, int32_t* to, int64_t stride) const {
     for (int i = 0; i < kTileRows; ++i) {
@@ -196,10 +207,9 @@ class ByTiles {
     }
   }
 
-  // A softmax weight is the sum of two bfloat16: rounded to one, it would add an error of its own
-  // to that of the result.
   PAGED_INLINE void store_weights(int64_t r, int64_t key, Vec first, Vec second) const {
     int32_t* to = weights_.from(r, key / 2).data;
+    if constexpr (kWeightParts == 1) return store_units(to, narrow_pair(first, second));
     store_units(to, high_halves(first, second));
     store_units(to + weights_.part_stride,
                 narrow_pair(first - high_half(first), second - high_half(second)));
@@ -215,7 +225,7 @@ class ByTiles {
   int32_t* query_group_;  // [depth_][16 rows]
   int32_t* staged_keys_;  // [16][depth_]
   float* scores_;         // [kBlockRows][kScoreStride]
-  Matrix weights_;        // two parts of [kBlockRows][kScoreStride / 2]
+  Matrix weights_;        // kWeightParts times [kBlockRows][kScoreStride / 2]
   float* values_;         // [kBlockRows][columns_]
   RowStream<T> stream_;
   uintptr_t end_;

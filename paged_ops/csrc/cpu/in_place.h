@@ -61,9 +61,8 @@ class ValueSums<BFloat16> {
     store_units(reinterpret_cast<int32_t*>(scores) + key / 2, narrow_pair(first, second));
   }
   PAGED_INLINE static void correct(RowSoftmax& softmax, const float* weights, Visible keys) {
-    const float rounded = sum_weights(reinterpret_cast<const int32_t*>(weights),
-                                      keys.first / kChunk * kChunk, round_up(keys.last, kChunk));
-    if (rounded != 0.0f) softmax.correction = softmax.sum / rounded;
+    cpu::correct(softmax, reinterpret_cast<const int32_t*>(weights), keys.first / kChunk * kChunk,
+                 round_up(keys.last, kChunk));
   }
 
   PAGED_INLINE void add(const RowStream<BFloat16>& stream, const float* weights, int64_t num_rows,

@@ -6,7 +6,7 @@
 // the values are read. A key that isn't there counts as zeros.
 #pragma once
 
-#include "cpu/simd.h"
+#include "cpu/softmax.h"
 
 namespace paged::cpu {
 namespace {
@@ -135,14 +135,15 @@ void sum_pairs(const PairSum<Values>& sum, int64_t num_rows, int64_t num_columns
   if (row < num_rows) sum_pairs_rows<1>(sum, row, num_columns);
 }
 
-// The sum of one row's weights for keys [begin, end), multiples of kPairColumns.
-PAGED_INLINE float sum_weights(const int32_t* weights, int64_t begin, int64_t end) {
+// Makes up for the rounding of one row's weights for keys [begin, end), multiples of kPairColumns.
+PAGED_INLINE void correct(RowSoftmax& softmax, const int32_t* weights, int64_t begin, int64_t end) {
   constexpr int32_t kOnes = 0x3f803f80;
   Vec total = broadcast(0.0f);
   for (int64_t key = begin; key < end; key += kPairColumns) {
     total = dot_pairs(load_units(weights + key / 2), broadcast_unit(kOnes), total);
   }
-  return sum(total);
+  const float rounded = sum(total);
+  if (rounded != 0.0f) softmax.correction = softmax.sum / rounded;
 }
 
 }  // namespace
