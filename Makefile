@@ -155,7 +155,8 @@ $(SANITIZED): $(BUILD_INPUT) $(VENV)/.torch
 	@touch $@
 
 sanitize: $(VENV)/.test $(SANITIZED)
-	$(SANITIZERS) HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q --capture=sys $(OP_TESTS)
+	$(SANITIZERS) HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q --capture=sys $(OP_TESTS) \
+		tests/test_quantised.py tests/test_tree_mask.py
 	$(SANITIZERS) $(BIN)/python -m tests.fuzz --calls $(FUZZ_CALLS)
 
 # Not in CI. The kernels run in a program of their own: torch and Python would drown their reports.

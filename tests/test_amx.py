@@ -22,8 +22,8 @@ from tests.support.sequences import DTYPES
 
 flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
 pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64" or "avx512_bf16" not in flags,
-    reason="no AVX-512-BF16, which the kernels use beside the matrix unit",
+    platform.machine() != "x86_64" or not {"avx512_bf16", "avx512vbmi"} <= set(flags.split()),
+    reason="no AVX-512 with BF16 and VBMI, which the kernels use beside the matrix unit",
 )
 
 

@@ -286,6 +286,23 @@ def test_gather_kv_on_npu_tensors_is_refused_by_name() -> None:
         paged_ops.gather_kv(key_cache, value_cache, tables, lengths)
 
 
+def test_quantised_caches_and_tree_masks_on_the_npu_are_refused_by_name() -> None:
+    query, _, _, tables, lengths = Decode().arguments("npu:0")
+    caches = [torch.zeros(NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM).char().npu()] * 2
+    scales = {name: torch.ones(()).npu() for name in ("key_scale", "value_scale")}
+    new = torch.zeros(1, NUM_KV_HEADS, HEAD_DIM).half().npu()
+    refusal = "key_cache is torch.int8 on an NPU"
+    with pytest.raises(RuntimeError, match=refusal):
+        paged_ops.attention(query, *caches, tables, lengths, **scales)
+    with pytest.raises(RuntimeError, match=refusal):
+        paged_ops.write_kv(new, new, *caches, torch.tensor([0]).npu(), **scales)
+    with pytest.raises(RuntimeError, match=refusal):
+        paged_ops.copy_blocks(*caches, torch.tensor([[0, 1]]).npu(), **scales)
+    mask = torch.ones(3, 1, dtype=torch.bool).npu()
+    with pytest.raises(RuntimeError, match="tree_mask is a tensor on an NPU"):
+        paged_ops.attention(*Decode().arguments("npu:0"), tree_mask=mask)
+
+
 def test_an_op_runs_on_the_npu_of_its_tensors_whichever_is_current() -> None:
     decode = Decode()
     arguments = decode.arguments("npu:1")
