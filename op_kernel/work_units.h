@@ -1,6 +1,10 @@
 // Cuts a call into units of work and deals them to the cores, there and back: core 0 to the last
 // one, then the last one to core 0, and so on. Later units of a sequence see more keys, so dealing
-// in one direction would give the last core the most.
+// in one direction would give the last core the most. Where units don't go around evenly, the
+// first, small ones go to fewer cores.
+//
+// The KV heads of a bundle take turns, so cores that work at a time read keys of several heads, and
+// none of them meets all the keys first that nobody has brought into L2.
 //
 // A unit is a row block (up to max_rows query rows of one sequence and KV head) against all the
 // keys it sees, or against one piece of them where the tiling splits. Every core enumerates the
@@ -12,6 +16,8 @@
 #include "kernel_operator.h"
 #include "sequence.h"
 #include "visible.h"
+
+constexpr int64_t kBundledHeads = 8;
 
 struct Unit {
   Sequence sequence;
@@ -51,9 +57,13 @@ class WorkUnits {
                               int64_t core, int64_t num_cores) {
     tiling_ = &tiling;
     sequences_ = &sequences;
-    skip_ = core;
     next_skip_ = 2 * (num_cores - 1 - core);
     skip_after_ = 2 * core;
+    skip_ = core - CountMissing(num_cores);
+    if (skip_ < 0) {
+      skip_ += next_skip_ + 1;
+      Turn();
+    }
     sequence_ = -1;
     block_ = 0;
     num_blocks_ = 0;
@@ -66,8 +76,7 @@ class WorkUnits {
     while (Advance()) {
       if (skip_ == 0) {
         skip_ = next_skip_;
-        next_skip_ = skip_after_;
-        skip_after_ = skip_;
+        Turn();
         unit = unit_;
         if (tiling_->split != 0) {
           unit.piece = piece_;
@@ -82,6 +91,31 @@ class WorkUnits {
   }
 
  private:
+  __aicore__ inline void Turn() {
+    const int64_t skip = next_skip_;
+    next_skip_ = skip_after_;
+    skip_after_ = skip;
+  }
+
+  // Units that would have to come before the first one for all to go around evenly. Pieces of a
+  // unit are of one size, so it doesn't matter who takes the last ones.
+  __aicore__ inline int64_t CountMissing(int64_t num_cores) const {
+    if (tiling_->split != 0) {
+      return 0;
+    }
+    int64_t units = 0;
+    for (int64_t i = 0; i < tiling_->batch; ++i) {
+      units += CountBlocks(sequences_->At(i).new_tokens) * tiling_->num_kv_heads;
+    }
+    return (num_cores - units % num_cores) % num_cores;
+  }
+
+  // Row blocks of a KV head.
+  __aicore__ inline int64_t CountBlocks(int64_t new_tokens) const {
+    const int64_t rows = new_tokens * (tiling_->num_heads / tiling_->num_kv_heads);
+    return (rows + tiling_->max_rows - 1) / tiling_->max_rows;
+  }
+
   // Moves to the next unit of any core. A row block that sees nothing is one unit too: it writes
   // zeros.
   __aicore__ inline bool Advance() {
@@ -106,14 +140,17 @@ class WorkUnits {
     unit_.index = sequence_;
     const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
     num_rows_ = unit_.sequence.new_tokens * group;
-    blocks_per_head_ = (num_rows_ + tiling_->max_rows - 1) / tiling_->max_rows;
+    blocks_per_head_ = CountBlocks(unit_.sequence.new_tokens);
     num_blocks_ = blocks_per_head_ * tiling_->num_kv_heads;
     block_ = 0;
   }
 
   __aicore__ inline void OpenBlock() {
-    unit_.kv_head = block_ / blocks_per_head_;
-    unit_.row_begin = block_ % blocks_per_head_ * tiling_->max_rows;
+    const int64_t in_bundle = block_ % (kBundledHeads * blocks_per_head_);
+    const int64_t first_head = (block_ - in_bundle) / blocks_per_head_;
+    const int64_t heads = Smaller(kBundledHeads, tiling_->num_kv_heads - first_head);
+    unit_.kv_head = first_head + in_bundle % heads;
+    unit_.row_begin = in_bundle / heads * tiling_->max_rows;
     unit_.num_rows = Smaller(tiling_->max_rows, num_rows_ - unit_.row_begin);
     // Both ends of what a row sees grow with its position.
     const int64_t length = unit_.sequence.length;
