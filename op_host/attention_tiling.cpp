@@ -10,7 +10,7 @@ constexpr int64_t kRepeatLanes = 64;  // floats of one vector repeat
 constexpr int64_t kBlockLanes = 8;    // floats of one 32-byte block
 constexpr int64_t kSumRows = 16;      // partial sums of weighted values
 constexpr int64_t kLaneBuffers = 8;
-constexpr int64_t kSoftmaxLaneBuffers = 14;
+constexpr int64_t kSoftmaxLaneBuffers = 6 + 2 * kCubeSlots;
 
 // The cube core multiplies fractals of 16 x 16 elements of 16 bits.
 constexpr int64_t kHalf = 2;
@@ -23,11 +23,8 @@ constexpr int64_t kL0cBytes = 128 * 1024;  // of L0C
 constexpr int64_t kMostCubeRows = 128;
 constexpr int64_t kMostCubeTile = 128;
 
-// Scores in the unified buffer at a time, twice: 128 keys of 64 rows, or of 32 where wide values
-// leave less. And what is left of 128 keys while they are folded.
-constexpr int64_t kChunks[] = {8192, 4096};
-constexpr int64_t kKeyBlock = 128;
-constexpr int64_t kFoldedKeys = 16;
+// Keys that are left of a step's while they are folded.
+constexpr int64_t kSlabKeys = 32;
 
 // Splitting costs a write and a read of one state per row and piece, 0.2 percent of the keys' and
 // values' bytes in decode. It pays while there are fewer than this many row blocks per core: with
@@ -71,9 +68,8 @@ bool fits_cube(int64_t head_dim, int64_t head_dim_v, const CubeStep& step) {
   const int64_t l0c = step.rows * std::max(step.tile, head_dim_v) * kFloat;
   return l0 <= kL0Bytes / 2 && l0c <= kL0cBytes / 2 &&
          attention_l1_bytes(head_dim, head_dim_v, step) <= kUsableL1 &&
-         step.scores >= kKeyBlock * share_of(step) &&
-         step.scores >= kBlockLanes * head_dim_v &&  // rows_out takes rows of output, too
-         softmax_ub_bytes(head_dim_v, step) <= kUsableUb;
+         kChunkScores >= kBlockLanes * head_dim_v &&  // products come in by blocks of rows
+         softmax_ub_bytes(head_dim_v, step, kLeastChunkBuffers, true, true) <= kUsableUb;
 }
 
 // Row blocks if every sequence fills its blocks; each may leave one block partly empty.
@@ -116,10 +112,8 @@ std::optional<CubeStep> choose_cube_step(int64_t head_dim, int64_t head_dim_v, i
   for (int64_t rows = kMostCubeRows; rows >= kSide; rows /= 2) {
     if (rows > kSide && rows / 2 >= num_rows) continue;
     for (int64_t tile = kMostCubeTile; tile >= kSide; tile /= 2) {
-      for (const int64_t scores : kChunks) {
-        const CubeStep step = {rows, tile, scores};
-        if (fits_cube(head_dim, head_dim_v, step)) return step;
-      }
+      const CubeStep step = {rows, tile};
+      if (fits_cube(head_dim, head_dim_v, step)) return step;
     }
   }
   return std::nullopt;
@@ -138,6 +132,22 @@ int64_t exchange_bytes(const AttentionTilingData& tiling) {
   return kCubeSlots * tiling.max_rows * per_row + kVerdicts * kFloat;
 }
 
+// Weights leave by half chunks, output by blocks of rows.
+int64_t part_elements(int64_t head_dim_v) {
+  return std::max(kPartScores, kBlockLanes * head_dim_v);
+}
+
+// As many as fit, beside the states on their way in: queues have 8 buffers at one place.
+int64_t chunk_buffers(const AttentionTilingData& tiling, const CubeStep& step) {
+  int64_t buffers = tiling.split ? kMostChunkBuffers - 1 : kMostChunkBuffers;
+  while (buffers > kLeastChunkBuffers &&
+         softmax_ub_bytes(tiling.value.head_dim, step, buffers, tiling.has_alibi_slopes != 0,
+                          tiling.split != 0) > kUsableUb) {
+    --buffers;
+  }
+  return buffers;
+}
+
 // Pieces of a row block are spread over groups where that costs little: a state per row and piece
 // is nothing beside the keys and values of a piece while there are few rows.
 bool splits_on_groups(const AttentionTilingData& tiling, const Soc& soc) {
@@ -154,7 +164,7 @@ LaunchPlan<AttentionTilingData> plan_mixed(AttentionTilingData tiling, const std
       *choose_cube_step(tiling.key.head_dim, tiling.value.head_dim, most_rows(tiling));
   tiling.max_rows = step.rows;
   tiling.tile = step.tile;
-  tiling.chunk_scores = step.scores;
+  tiling.part_elements = part_elements(tiling.value.head_dim);
   const int64_t slot = kL0Bytes / 2 / kHalf;
   tiling.key_columns = equal_parts(tiling.key.head_dim, slot / std::max(step.rows, step.tile));
   tiling.value_columns = equal_parts(tiling.value.head_dim, slot / step.tile);
@@ -162,6 +172,7 @@ LaunchPlan<AttentionTilingData> plan_mixed(AttentionTilingData tiling, const std
   tiling.exchange_keys = std::min(kCubePiece, ceil_div(capacity, kMostCubeTile) * kMostCubeTile);
   tiling.exchange_bytes = exchange_bytes(tiling);
   tiling.split = splits_on_groups(tiling, soc);
+  tiling.chunk_buffers = chunk_buffers(tiling, step);
   const int64_t row_blocks = count_row_blocks(tiling);
   const int64_t units = tiling.split ? row_blocks * tiling.max_pieces : row_blocks;
   const int64_t groups = std::clamp<int64_t>(units, 1, soc.cube_cores);
@@ -180,22 +191,25 @@ int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, const CubeStep&
   return bytes;
 }
 
-int64_t softmax_ub_bytes(int64_t head_dim_v, const CubeStep& step) {
+int64_t softmax_ub_bytes(int64_t head_dim_v, const CubeStep& step, int64_t buffers, bool has_alibi,
+                         bool split) {
   const int64_t share = share_of(step);
   const int64_t columns = ceil_div(head_dim_v, kRepeatLanes) * kRepeatLanes;
+  const int64_t part = part_elements(head_dim_v);
   int64_t bytes = 0;
-  bytes += 2 * step.scores * (kFloat + kHalf);  // scores_in and rows_out, twice
-  bytes += 2 * share * head_dim_v * kFloat;     // products_in, and the total
-  bytes += kFoldedKeys * share * kFloat;        // folded
+  bytes += buffers * kChunkScores * kFloat;  // scores and products on their way in
+  bytes += kPartBuffers * part * kHalf;      // rows_out
+  bytes += share * head_dim_v * kFloat;      // the total
+  bytes += 2 * kSlabKeys * share * kFloat;   // maxima and sums over some of the keys
   bytes += kSoftmaxLaneBuffers * kRepeatLanes * kFloat;
-  bytes += kRepeatLanes * kBlockLanes * kFloat;               // factors, broadcast
-  bytes += 2 * kBlockLanes * kFloat;                          // constants
-  bytes += 10 * kRepeatLanes * kFloat;                        // of ALiBi
-  bytes += (2 * columns + kBlockLanes) * kFloat;              // zeros, their products, verdict_out
-  bytes += kRepeatLanes * kBlockLanes * kFloat;               // lse_out
-  bytes += kRepeatLanes * kFloat;                             // sinks
-  bytes += 2 * (head_dim_v + kStateTail) * kFloat;            // state_in, twice
-  bytes += kBlockLanes * (head_dim_v + kStateTail) * kFloat;  // state_out
+  bytes += kRepeatLanes * kBlockLanes * kFloat;            // factors, broadcast
+  bytes += 2 * kBlockLanes * kFloat;                       // constants
+  bytes += (2 * columns + kBlockLanes) * kFloat;           // zeros, their products, verdict_out
+  bytes += share * kBlockLanes * kFloat;                   // lse_out
+  bytes += 2 * kRepeatLanes * kFloat;                      // sinks, and ones
+  if (has_alibi) bytes += 2 * 10 * kRepeatLanes * kFloat;  // twice
+  // state_in, twice, and state_out
+  if (split) bytes += (2 + kBlockLanes) * (head_dim_v + kStateTail) * kFloat;
   return bytes;
 }
 
@@ -219,7 +233,7 @@ int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element
   bytes += kLaneBuffers * kMaxRows * kFloat;
   bytes += rows * kBlockLanes * kFloat;  // factors, broadcast
   bytes += kRepeatLanes * kFloat;        // indices
-  bytes += kRepeatLanes * kFloat;        // sinks
+  bytes += 2 * kRepeatLanes * kFloat;    // sinks, and ones
   return bytes;
 }
 

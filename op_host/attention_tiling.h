@@ -46,14 +46,15 @@ int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element
 
 // How much of a call one step of a group covers: kCubePiece keys in tiles.
 struct CubeStep {
-  int64_t rows;    // query rows
-  int64_t tile;    // keys in L1 at a time
-  int64_t scores;  // in the unified buffer of a vector core at a time
+  int64_t rows;  // query rows
+  int64_t tile;  // keys in L1 at a time
 };
 
 // Bytes of L1, and of unified buffer, that the mixed kernel allocates for steps of that size.
+// `buffers` are those of scores and products on their way in.
 int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, const CubeStep& step);
-int64_t softmax_ub_bytes(int64_t head_dim_v, const CubeStep& step);
+int64_t softmax_ub_bytes(int64_t head_dim_v, const CubeStep& step, int64_t buffers, bool has_alibi,
+                         bool split);
 
 // Plans a call. `shape` holds the sizes, strides and options; the fields from `tile` to
 // `exchange_bytes` are decided here. `dtype` is "float16", "bfloat16" or "float32". `wanted` asks

@@ -6,14 +6,15 @@
 //
 //   GM --MTE2--> L1 --MTE1--> L0A, L0B --M--> L0C --FIX--> workspace
 //
-// The scores of a step are written before the products of earlier steps: while the cube does one,
-// the vector cores turn the scores of the other into weights.
+// Tiles of keys for the scores of a step and tiles of values for the products of an earlier one
+// take turns: while the matrix unit multiplies the values, the scores are on their way out.
 #pragma once
 
 #include "attention_tensors.h"
 #include "attention_tiling_data.h"
 #include "block_walk.h"
 #include "cube_copy.h"
+#include "cube_sums.h"
 #include "exchange.h"
 #include "kernel_operator.h"
 #include "piece_steps.h"
@@ -23,10 +24,9 @@
 #include "visible.h"
 #include "work_units.h"
 
-constexpr int64_t kL0Slot = 32 * 1024;   // bytes: half of L0A, half of L0B
-constexpr int64_t kL0cSlot = 64 * 1024;  // bytes: half of L0C
+constexpr int64_t kL0Slot = 32 * 1024;  // bytes: half of L0A, half of L0B
 
-// While the cube is held up by scores on their way out, tiles of values and weights come in ahead.
+// Of keys, and of values with their weights: one of each is used while the next ones come in.
 constexpr int32_t kTilesInL1 = 4;
 
 template <typename T>
@@ -63,26 +63,30 @@ class AttentionCube {
     pipe->InitBuffer(tile_buffer_, kTilesInL1 * TileSize() * sizeof(T));
     pipe->InitBuffer(left_buffer_, 2 * kL0Slot);
     pipe->InitBuffer(right_buffer_, 2 * kL0Slot);
-    pipe->InitBuffer(sum_buffer_, 2 * kL0cSlot);
+    pipe->InitBuffer(score_buffer_, 2 * kL0cSlot);
+    pipe->InitBuffer(product_buffer_, 2 * kL0cSlot);
     queries_ = query_buffer_.template Get<T>();
     tiles_ = tile_buffer_.template Get<T>();
     left_ = left_buffer_.template Get<T>();
     right_ = right_buffer_.template Get<T>();
-    sums_ = sum_buffer_.template Get<float>();
+    scores_.Init(score_buffer_.template Get<float>());
+    products_.Init(product_buffer_.template Get<float>());
   }
 
   __aicore__ inline void OpenAll() {
     query_turns_.Open();
     tile_turns_.Open();
     factor_turns_.Open();
-    sum_turns_.Open();
+    scores_.Open();
+    products_.Open();
   }
 
   __aicore__ inline void CloseAll() {
     query_turns_.Close();
     tile_turns_.Close();
     factor_turns_.Close();
-    sum_turns_.Close();
+    scores_.Close();
+    products_.Close();
   }
 
   __aicore__ inline void Walk(bool by_token) {
@@ -93,19 +97,30 @@ class AttentionCube {
       if (!HasKeys(step)) {
         continue;
       }
-      Score(step);
-      if (in_flight_.IsFull()) {
-        AddValuesOfOldest();
+      const bool ends_one = in_flight_.IsFull();
+      OpenScores(step);
+      for (int64_t begin = 0; begin < kCubePiece; begin += tiling_->tile) {
+        ScoreTile(step, begin);
+        if (ends_one) {
+          AddValuesOfTile(in_flight_.Oldest(), begin);
+        }
+      }
+      if (ends_one) {
+        CloseOldest();
       }
       in_flight_.Add(step);
     }
     while (!in_flight_.IsEmpty()) {
-      AddValuesOfOldest();
+      for (int64_t begin = 0; begin < kCubePiece; begin += tiling_->tile) {
+        AddValuesOfTile(in_flight_.Oldest(), begin);
+      }
+      CloseOldest();
     }
   }
 
-  __aicore__ inline void AddValuesOfOldest() {
-    AddValues(in_flight_.Oldest());
+  // The products of the oldest step in flight are there.
+  __aicore__ inline void CloseOldest() {
+    AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_FIX>(kProductsReady);
     in_flight_.DropOldest();
   }
 
@@ -118,17 +133,14 @@ class AttentionCube {
 
   // ---- scores = keys x queries
 
-  __aicore__ inline void Score(const PieceStep& step) {
+  __aicore__ inline void OpenScores(const PieceStep& step) {
     if (step.opens_unit) {
       LoadQueries(step.unit);
       query_slot_ = query_turns_.Use();
     }
-    for (int64_t begin = 0; begin < kCubePiece; begin += tiling_->tile) {
-      const Visible span = InTile(step.span, begin, tiling_->tile);
-      if (span.first < span.last) {
-        ScoreTile(step, begin, span);
-      }
-    }
+  }
+
+  __aicore__ inline void CloseScores(const PieceStep& step) {
     if (step.closes_unit) {
       query_turns_.Used();
     }
@@ -159,68 +171,71 @@ class AttentionCube {
     return whole ? (unit.num_rows - i) / group : 1;
   }
 
-  // `begin` is the tile's first lane of the piece, `span` counts from there.
-  __aicore__ inline void ScoreTile(const PieceStep& step, int64_t begin, const Visible& span) {
-    const Visible lanes = InTile(step.lanes, begin, tiling_->tile);
+  // `begin` is the tile's first lane of the piece.
+  __aicore__ inline void ScoreTile(const PieceStep& step, int64_t begin) {
+    const Visible span = InTile(step.span, begin, tiling_->tile);
+    if (span.first == span.last) {
+      return;
+    }
+    LoadKeys(step, begin, span);
     const int64_t pitch = tiling_->tile;
-    CopyTileToL1(Tile(tile_turns_.Fill()), key_cache_, tiling_->key, tables_, tiling_->block_size,
-                 step.unit, step.begin + begin, lanes, span, pitch);
-    tile_turns_.Filled();
-
     const AscendC::LocalTensor<T> keys = Tile(tile_turns_.Use());
     const AscendC::LocalTensor<T> queries = queries_[query_slot_ * tiling_->max_rows * key_dim_];
-    const AscendC::LocalTensor<float> sums = Sums(sum_turns_.Fill());
     const int64_t rows = RowPitch(step.unit.num_rows);
     const int64_t width = span.last - span.first;
     for (int64_t c = 0; c < key_dim_; c += tiling_->key_columns) {
       const int64_t columns = Smaller(tiling_->key_columns, key_dim_ - c);
       const int32_t slot = factor_turns_.Fill();
-      LoadLeft(Left(slot), keys[c * pitch], width, columns, pitch);
-      LoadRightOfRows(Right(slot), queries[c * rows], rows, columns, rows);
+      LoadRows<false>(Left(slot), keys[c * pitch], width, columns, pitch);
+      LoadColumns<false>(Right(slot), queries[c * rows], rows, columns, rows);
       factor_turns_.Filled();
-      Multiply(sums, width, rows, columns, c == 0);
+      const Factors factors = {width, rows, columns, rows, 0};
+      Multiply(scores_, factors, c == 0, c == 0, c + columns == key_dim_);
     }
     tile_turns_.Used();
-    sum_turns_.Filled();
-    StoreSums(exchange_.Scores(step.slot)[(begin + span.first) * rows], width, rows, width);
+    Store(exchange_.Scores(step.slot)[(begin + span.first) * rows], scores_, width, width, rows);
+    if (begin + tiling_->tile >= step.span.last) {
+      CloseScores(step);
+    }
+  }
+
+  __aicore__ inline void LoadKeys(const PieceStep& step, int64_t begin, const Visible& span) {
+    const Visible lanes = InTile(step.lanes, begin, tiling_->tile);
+    const AscendC::LocalTensor<T> keys = Tile(tile_turns_.Fill());
+    CopyTileToL1(keys, key_cache_, tiling_->key, tables_, tiling_->block_size, step.unit,
+                 step.begin + begin, lanes, span, tiling_->tile);
+    tile_turns_.Filled();
   }
 
   // ---- products = weights x values
 
-  __aicore__ inline void AddValues(const PieceStep& step) {
-    const AscendC::LocalTensor<float> sums = Sums(sum_turns_.Fill());
-    bool opens = true;
-    for (int64_t begin = 0; begin < kCubePiece; begin += tiling_->tile) {
-      const Visible span = InTile(step.span, begin, tiling_->tile);
-      if (span.first < span.last) {
-        AddValuesOfTile(step, begin, span, sums, opens);
-        opens = false;
-      }
+  __aicore__ inline void AddValuesOfTile(const PieceStep& step, int64_t begin) {
+    const Visible span = InTile(step.span, begin, tiling_->tile);
+    if (span.first == span.last) {
+      return;
     }
-    sum_turns_.Filled();
-    StoreSums(exchange_.Products(step.slot), step.unit.num_rows, value_dim_,
-              RowPitch(step.unit.num_rows));
-    AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_FIX>(kProductsReady);
-  }
+    const bool opens = begin <= step.span.first;
+    const bool closes = begin + tiling_->tile >= step.span.last;
+    LoadValuesAndWeights(step, begin, span, opens);
 
-  __aicore__ inline void AddValuesOfTile(const PieceStep& step, int64_t begin, const Visible& span,
-                                         const AscendC::LocalTensor<float>& sums, bool opens) {
     const int64_t pitch = tiling_->tile;
     const int64_t rows = RowPitch(step.unit.num_rows);
     const int64_t width = span.last - span.first;
-    LoadValuesAndWeights(step, begin, span, opens);
-
     const AscendC::LocalTensor<T> values = Tile(tile_turns_.Use());
     const AscendC::LocalTensor<T> weights = values[pitch * value_dim_];
     for (int64_t c = 0; c < value_dim_; c += tiling_->value_columns) {
       const int64_t columns = Smaller(tiling_->value_columns, value_dim_ - c);
       const int32_t slot = factor_turns_.Fill();
-      LoadLeftOfColumns(Left(slot), weights, rows, width, pitch);
-      LoadRightOfColumns(Right(slot), values[c * pitch], width, columns, pitch);
+      LoadColumns<true>(Left(slot), weights, width, rows, pitch);
+      LoadRows<true>(Right(slot), values[c * pitch], width, columns, pitch);
       factor_turns_.Filled();
-      Multiply(sums[c * rows], rows, columns, width, opens);
+      const Factors factors = {rows, columns, width, value_dim_, c};
+      Multiply(products_, factors, opens, opens && c == 0, closes && c + columns == value_dim_);
     }
     tile_turns_.Used();
+    if (closes) {
+      Store(exchange_.Products(step.slot), products_, rows, step.unit.num_rows, value_dim_);
+    }
   }
 
   // Values first: they don't wait for the vector cores, as the weights of a step's first tile do.
@@ -263,32 +278,59 @@ class AttentionCube {
   __aicore__ inline AscendC::LocalTensor<T> Right(int32_t slot) const {
     return right_[slot * (kL0Slot / sizeof(T))];
   }
-  __aicore__ inline AscendC::LocalTensor<float> Sums(int32_t slot) const {
-    return sums_[slot * (kL0cSlot / sizeof(float))];
-  }
 
-  // sums [rows][columns] = or += left [rows][depth] x right [depth][columns]
-  __aicore__ inline void Multiply(const AscendC::LocalTensor<float>& sums, int64_t rows,
-                                  int64_t columns, int64_t depth, bool opens) {
+  // Of a product [rows][width], what one load of L0 gives: its columns from `column` on, as a
+  // product, or a part of the sum, over `depth`.
+  struct Factors {
+    int64_t rows;
+    int64_t columns;
+    int64_t depth;
+    int64_t width;
+    int64_t column;
+  };
+
+  // sums = or += left x right, in parts of the rows. With `begins` the parts take their buffers,
+  // with `ends` they are complete.
+  template <int32_t first>
+  __aicore__ inline void Multiply(CubeSums<first>& sums, const Factors& factors, bool opens,
+                                  bool begins, bool ends) {
     const int32_t slot = factor_turns_.Use();
-    if (!opens) {
-      AscendC::PipeBarrier<PIPE_M>();
+    const int64_t rows_at_once = PartOf(factors.rows, factors.width);
+    for (int64_t row = 0; row < factors.rows; row += rows_at_once) {
+      const int64_t rows = Smaller(rows_at_once, factors.rows - row);
+      const int32_t part = row == 0 ? 0 : 1;
+      if (begins) {
+        sums.Begin(part);
+      }
+      if (!opens && rows * factors.columns < kOrderedProducts) {
+        AscendC::PipeBarrier<PIPE_M>();
+      }
+      const AscendC::MmadParams params(static_cast<uint16_t>(rows),
+                                       static_cast<uint16_t>(factors.columns),
+                                       static_cast<uint16_t>(factors.depth), 0, false, opens);
+      AscendC::Mmad(sums.Part(part)[factors.column * rows], Left(slot)[row * factors.depth],
+                    Right(slot), params);
+      if (ends) {
+        sums.End();
+      }
     }
-    const AscendC::MmadParams params(static_cast<uint16_t>(rows), static_cast<uint16_t>(columns),
-                                     static_cast<uint16_t>(depth), 0, false, opens);
-    AscendC::Mmad(sums, Left(slot), Right(slot), params);
     factor_turns_.Used();
   }
 
-  // Stores the first `rows` of the sums' `pitch` rows, one after the other.
-  __aicore__ inline void StoreSums(const AscendC::GlobalTensor<float>& to, int64_t rows,
-                                   int64_t columns, int64_t pitch) {
-    const AscendC::LocalTensor<float> sums = Sums(sum_turns_.Use());
-    const AscendC::FixpipeParamsV220 params(
-        static_cast<uint16_t>(columns), static_cast<uint16_t>(rows), static_cast<uint16_t>(pitch),
-        static_cast<uint32_t>(columns), false);
-    AscendC::Fixpipe<float, float, AscendC::CFG_ROW_MAJOR>(to, sums, params);
-    sum_turns_.Used();
+  // Stores the first `stored` of `rows` rows of complete sums, one after the other.
+  template <int32_t first>
+  __aicore__ inline void Store(const AscendC::GlobalTensor<float>& to, CubeSums<first>& sums,
+                               int64_t rows, int64_t stored, int64_t width) {
+    const int64_t rows_at_once = PartOf(rows, width);
+    for (int64_t row = 0; row < rows; row += rows_at_once) {
+      const int64_t pitch = Smaller(rows_at_once, rows - row);
+      const AscendC::LocalTensor<float> part = sums.Use();
+      const AscendC::FixpipeParamsV220 params(
+          static_cast<uint16_t>(width), static_cast<uint16_t>(Smaller(pitch, stored - row)),
+          static_cast<uint16_t>(pitch), static_cast<uint32_t>(width), false);
+      AscendC::Fixpipe<float, float, AscendC::CFG_ROW_MAJOR>(to[row * width], part, params);
+      sums.Used();
+    }
   }
 
   const AttentionTilingData* tiling_;
@@ -309,15 +351,16 @@ class AttentionCube {
   AscendC::TBuf<AscendC::TPosition::B1> tile_buffer_;
   AscendC::TBuf<AscendC::TPosition::A2> left_buffer_;
   AscendC::TBuf<AscendC::TPosition::B2> right_buffer_;
-  AscendC::TBuf<AscendC::TPosition::CO1> sum_buffer_;
-  AscendC::LocalTensor<T> queries_;   // two units' [max_rows][key_dim]
-  AscendC::LocalTensor<T> tiles_;     // of keys, or of values and weights
-  AscendC::LocalTensor<T> left_;      // L0A
-  AscendC::LocalTensor<T> right_;     // L0B
-  AscendC::LocalTensor<float> sums_;  // L0C
+  AscendC::TBuf<AscendC::TPosition::CO1> score_buffer_;
+  AscendC::TBuf<AscendC::TPosition::CO1> product_buffer_;
+  AscendC::LocalTensor<T> queries_;  // two units' [max_rows][key_dim]
+  AscendC::LocalTensor<T> tiles_;    // of keys, or of values and weights
+  AscendC::LocalTensor<T> left_;     // L0A
+  AscendC::LocalTensor<T> right_;    // L0B
+  CubeSums<0> scores_;
+  CubeSums<2> products_;
 
   Turns<AscendC::HardEvent::MTE2_MTE1, AscendC::HardEvent::MTE1_MTE2, 0, 2> query_turns_;
   Turns<AscendC::HardEvent::MTE2_MTE1, AscendC::HardEvent::MTE1_MTE2, 2, kTilesInL1> tile_turns_;
   Turns<AscendC::HardEvent::MTE1_M, AscendC::HardEvent::M_MTE1, 0, 2> factor_turns_;
-  Turns<AscendC::HardEvent::M_FIX, AscendC::HardEvent::FIX_M, 0, 2> sum_turns_;
 };

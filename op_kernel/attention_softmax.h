@@ -1,10 +1,9 @@
 // A vector core's half of attention on a group of cores: from scores to weights, and from the
 // products of weights and values to rows of output.
 //
-// The two vector cores of a group share a row block's rows. A step's scores go through UB in
-// chunks, the next chunk coming in while one is computed. Each piece has a softmax of its own;
+// The two vector cores of a group share a row block's rows. Each piece has a softmax of its own;
 // where the cube has multiplied its weights with the values, the state is folded into that of the
-// pieces before, in float32.
+// pieces before, in float32. The order in which all this comes is that of share_stream.h.
 #pragma once
 
 #include "alibi.h"
@@ -19,6 +18,7 @@
 #include "row_state.h"
 #include "score_chunk.h"
 #include "sequence.h"
+#include "share_stream.h"
 #include "verdict.h"
 #include "visible.h"
 #include "work_units.h"
@@ -31,17 +31,16 @@ class AttentionSoftmax {
     tiling_ = &tiling;
     value_dim_ = tiling.value.head_dim;
     most_rows_ = FirstShare(tiling.max_rows);
-    group_ = AscendC::GetBlockIdx() / 2;
-    output_rows_ =
-        Smaller(tiling.chunk_scores / value_dim_ / kBlockLanes * kBlockLanes, kRepeatLanes);
+    const int64_t group = AscendC::GetBlockIdx() / 2;
     InitScale();
     sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
-    exchange_.Init(tiling, tensors.workspace, group_);
-    steps_.StartSlots();
+    exchange_.Init(tiling, tensors.workspace, group);
+    stream_.Init(tiling, sequences_, exchange_, group, pipe);
     InitBuffers(pipe);
     finiteness_.Init(pipe, value_dim_);
-    alibi_.Init(tiling, tensors.alibi_slopes, pipe);
-    row_output_.Init(tensors, tiling, pipe, &rows_out_, output_rows_);
+    alibi_[0].Init(tiling, tensors.alibi_slopes, pipe);
+    alibi_[1].Init(tiling, tensors.alibi_slopes, pipe);
+    row_output_.Init(tensors, tiling, pipe, &rows_out_, OutputRows(), most_rows_);
     GM_ADDR states = tensors.workspace + AscendC::GetBlockNum() * tiling.exchange_bytes;
     piece_states_.Init(tiling, states, pipe, kBlockLanes);
     FillConstants();
@@ -63,14 +62,10 @@ class AttentionSoftmax {
  private:
   using Float = AscendC::LocalTensor<float>;
 
-  // This core's share of a step: some of the unit's rows, with those that fill it up.
-  struct Share {
-    PieceStep step;
-    int64_t first_row;  // of the unit
-    int64_t rows;       // lanes: a power of two up to 64, or 0
-    int64_t pitch;      // rows of both shares
-    bool mixes;         // rows of the unit may see different keys
-  };
+  // Rows of output that leave at a time.
+  __aicore__ inline int64_t OutputRows() const {
+    return Smaller(tiling_->part_elements / value_dim_ / kBlockLanes * kBlockLanes, kRepeatLanes);
+  }
 
   // The scale is applied on the way to the exponent where nothing comes between: e^(scale * s -
   // scale * max). That holds while scaling keeps the order and stays finite.
@@ -83,10 +78,8 @@ class AttentionSoftmax {
   // op_host's UB budget counts these buffers and those of the members: attention_tiling.cpp,
   // softmax_ub_bytes.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
-    pipe->InitBuffer(scores_in_, 2, tiling_->chunk_scores * sizeof(float));
-    pipe->InitBuffer(rows_out_, 2, tiling_->chunk_scores * sizeof(T));
-    pipe->InitBuffer(folded_buffer_, kFoldedKeys * most_rows_ * sizeof(float));
-    pipe->InitBuffer(products_in_, 1, most_rows_ * value_dim_ * sizeof(float));
+    pipe->InitBuffer(rows_out_, kPartBuffers, tiling_->part_elements * sizeof(T));
+    pipe->InitBuffer(folds_buffer_, 2 * kSlabKeys * most_rows_ * sizeof(float));
     pipe->InitBuffer(total_buffer_, most_rows_ * value_dim_ * sizeof(float));
     pipe->InitBuffer(lanes_buffer_, kNumLaneBuffers * kRepeatLanes * sizeof(float));
     pipe->InitBuffer(factor_buffer_, kRepeatLanes * kBlockLanes * sizeof(float));
@@ -103,7 +96,9 @@ class AttentionSoftmax {
     const Float constants = constants_buffer_.template Get<float>();
     scale_block_ = constants;
     cap_block_ = constants[kBlockLanes];
-    folded_ = folded_buffer_.template Get<float>();
+    const Float folds = folds_buffer_.template Get<float>();
+    maxima_.Init(folds);
+    sums_.Init(folds[kSlabKeys * most_rows_]);
   }
 
   // Lanes beyond a step's rows are computed along and must hold numbers.
@@ -114,200 +109,230 @@ class AttentionSoftmax {
     Barrier();
   }
 
-  // ---- which rows
-
-  __aicore__ inline Share ShareOf(const PieceStep& step) const {
-    const int64_t pitch = RowPitch(step.unit.num_rows);
-    const int64_t first = FirstShare(pitch);
-    Share share = {step, 0, first, pitch, MayMixVisibility(*tiling_) && SpansTokens(step.unit)};
-    if (AscendC::GetSubBlockIdx() != 0) {
-      share.first_row = first;
-      share.rows = pitch - first;
-    }
-    Unit& unit = share.step.unit;
-    unit.row_begin += share.first_row;
-    unit.num_rows = Clamp(unit.num_rows - share.first_row, 0, share.rows);
-    return share;
-  }
-
-  __aicore__ inline bool SpansTokens(const Unit& unit) const {
-    return RowsOfToken(*tiling_, unit, 0) < unit.num_rows;
-  }
-
   __aicore__ inline void Walk(bool by_token) {
-    steps_.Init(*tiling_, sequences_, group_, AscendC::GetBlockNum(), by_token);
-    in_flight_.Clear();
-    PieceStep step;
-    while (steps_.Next(step)) {
-      const Share share = ShareOf(step);
-      const bool ends_one = in_flight_.IsFull();
-      if (HasKeys(step)) {
-        Weigh(share, ends_one);
-      } else if (ends_one) {
-        LoadProducts(in_flight_.Oldest());
-      }
-      if (ends_one) {
-        FinishOldest();
-      }
-      in_flight_.Add(share);
-    }
-    while (!in_flight_.IsEmpty()) {
-      LoadProducts(in_flight_.Oldest());
-      FinishOldest();
+    stream_.Open(by_token);
+    while (stream_.Next()) {
+      RunPass();
     }
   }
 
-  __aicore__ inline void FinishOldest() {
-    Finish(in_flight_.Oldest());
-    in_flight_.DropOldest();
+  __aicore__ inline void RunPass() {
+    const Share& scored = stream_.Scored();
+    const Share& weighed = stream_.Weighed();
+    if (tiling_->has_alibi_slopes != 0 && CountChunks(scored) > 0) {
+      AlibiOf(1).Open(scored.step.unit, scored.rows, scored.step.begin);
+    }
+    maxima_.Open(scored.rows);
+    sums_.Open(weighed.rows);
+    const ScoreChunk nothing = {shift_lanes_, 0, 0};
+    summed_ = nothing;
+    scored_ = nothing;
+    written_rows_ = kRepeatLanes;  // there are none yet
+    weighed_ = TakeWeighed(0);
+    Shift(weighed_);
+    const int64_t rounds = stream_.CountRounds();
+    for (int64_t i = 0; i < rounds; ++i) {
+      RunRound(i);
+    }
+    Barrier();
+    AddLastSlabs(rounds);
+    while (written_rows_ < stream_.Summed().step.unit.num_rows) {
+      WriteRows();
+    }
+    if (HasKeys(weighed.step)) {
+      AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_MTE3>(kWeightsReady);
+    }
+    if (!HasKeys(stream_.Summed().step)) {
+      WriteZeros(stream_.Summed().step.unit);
+    }
+    ClosePass(scored, weighed, stream_.NextSummed());
   }
 
   // ---- scores become weights
 
-  // The keys of a piece whose scores are in UB at a time.
-  struct Chunk {
-    int64_t first;  // of the piece, a multiple of kKeyBlock
-    int64_t last;
-    Visible span;  // keys with scores, counted from `first`
-  };
-
-  __aicore__ inline Chunk ChunkAt(const Share& share, int64_t index) const {
-    const Visible& span = share.step.span;
-    const int64_t keys = tiling_->chunk_scores / share.rows;
-    const int64_t first = span.first / kKeyBlock * kKeyBlock + index * keys;
-    const int64_t last = Smaller(first + keys, RoundUp(span.last, kKeyBlock));
-    return {first, last, InTile(span, first, last - first)};
-  }
-
-  __aicore__ inline int64_t CountChunks(const Share& share) const {
-    const Visible& span = share.step.span;
-    const int64_t keys = span.last - span.first / kKeyBlock * kKeyBlock;
-    return (keys * share.rows + tiling_->chunk_scores - 1) / tiling_->chunk_scores;
-  }
-
-  // Scores come in twice, for the maxima and for the weights, but for the first kKept chunks: they
-  // are the last ones whose maxima are taken, and stay. The products of the oldest step in flight,
-  // if it ends after this, come in during the last chunk: the cube has them ready by then.
-  __aicore__ inline void Weigh(const Share& share, bool ends_one) {
-    AscendC::CrossCoreWaitFlag(kScoresReady);
-    if (share.rows > 0) {
-      WeighShare(share, ends_one);
-    } else if (ends_one) {
-      LoadProducts(in_flight_.Oldest());
-    }
-    AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_MTE3>(kWeightsReady);
-  }
-
-  __aicore__ inline void WeighShare(const Share& share, bool ends_one) {
-    const int64_t chunks = CountChunks(share);
-    if (tiling_->has_alibi_slopes != 0) {
-      alibi_.Open(share.step.unit, share.rows, share.step.begin);
-    }
-    OpenFold(share, kLowest);
-    LoadScores(share, ChunkAt(share, chunks - 1));
-    for (int64_t i = chunks - 1; i >= 0; --i) {
-      if (i > 0) {
-        LoadScores(share, ChunkAt(share, i - 1));
-      }
-      TakeMaxima(share, i);
-    }
-    CloseMaxima(share);
-    OpenFold(share, 0.0f);
-    for (int64_t i = 0; i < chunks; ++i) {
-      if (i + 1 == chunks && ends_one) {
-        LoadProducts(in_flight_.Oldest());
-      }
-      TakeWeights(share, i);
-      if (i + kKept < chunks) {
-        LoadScores(share, ChunkAt(share, i + kKept));
-      }
-    }
-    FoldKeys<TakeSum>(folded_, share.rows);
-    AscendC::Adds(sum_[share.step.slot], folded_, 0.0f, static_cast<int32_t>(share.rows));
+  // A round is dealt to two intervals between barriers. What an interval works on doesn't depend on
+  // what else it does, so the vector unit waits for results twice in a round. The first interval
+  // ends the round before; the second one begins with what has come in since.
+  __aicore__ inline void RunRound(int64_t round) {
     Barrier();
-  }
-
-  __aicore__ inline void LoadScores(const Share& share, const Chunk& chunk) {
-    Float scores = scores_in_.template AllocTensor<float>();
-    const int64_t keys = chunk.span.last - chunk.span.first;
-    const bool dense = share.rows == share.pitch;
-    const AscendC::DataCopyExtParams params(
-        static_cast<uint16_t>(dense ? 1 : keys),
-        static_cast<uint32_t>((dense ? keys : 1) * share.rows * sizeof(float)),
-        static_cast<uint32_t>((share.pitch - share.rows) * sizeof(float)), 0, 0);
-    const AscendC::DataCopyPadExtParams<float> no_padding(false, 0, 0, 0);
-    const int64_t at = (chunk.first + chunk.span.first) * share.pitch + share.first_row;
-    AscendC::DataCopyPad(scores[chunk.span.first * share.rows],
-                         exchange_.Scores(share.step.slot)[at], params, no_padding);
-    scores_in_.EnQue(scores);
-  }
-
-  __aicore__ inline void OpenFold(const Share& share, float value) {
-    AscendC::Duplicate(folded_, value, static_cast<int32_t>(kFoldedKeys * share.rows));
+    if (weighed_.keys > 0) {
+      AscendC::Exp(weighed_.scores, weighed_.scores, CountOf(weighed_));
+    }
+    AddLastSlabs(round);
+    WriteRows();
     Barrier();
+    scored_ = TakeScored(round);
+    const ScoreChunk next = TakeWeighed(round + 1);
+    const Products products = TakeProducts(round);
+    if (weighed_.keys > 0) {
+      StoreWeights(weighed_, round);
+    }
+    AddSlab(sums_, weighed_, 0);
+    AddSlab(maxima_, scored_, 0);
+    Shift(next);
+    Fold(products);
+    for (int64_t i = 1; i < Larger(CountSlabs(scored_), CountSlabs(weighed_)) - 1; ++i) {
+      Barrier();
+      AddInnerSlab(maxima_, scored_, i);
+      AddInnerSlab(sums_, weighed_, i);
+    }
+    Close(products);
+    summed_ = weighed_;
+    weighed_ = next;
+  }
+
+  // The scores of a round for the maxima.
+  __aicore__ inline ScoreChunk TakeScored(int64_t round) {
+    const Share& share = stream_.Scored();
+    const int64_t index = stream_.ScoredChunk(round);
+    if (index < 0) {
+      return {shift_lanes_, 0, 0};
+    }
+    const ScoreChunk taken = TakeScores(share, ChunkAt(share, index), AlibiOf(1));
+    if (index < stream_.Kept()) {
+      KeptOf(1, index) = taken;
+    }
+    return taken;
+  }
+
+  // The scores that become weights in a round.
+  __aicore__ inline ScoreChunk TakeWeighed(int64_t round) {
+    const Share& share = stream_.Weighed();
+    if (round >= CountChunks(share)) {
+      return {shift_lanes_, 0, 0};
+    }
+    return round < stream_.Kept() ? KeptOf(0, round)
+                                  : TakeScores(share, ChunkAt(share, round), AlibiOf(0));
   }
 
   // The loaded scores of a chunk with all options, -inf where a row doesn't see a key.
-  __aicore__ inline ScoreChunk TakeScores(const Share& share, const Chunk& chunk) {
-    const Float scores = scores_in_.template DeQue<float>();
-    const ScoreChunk taken = {scores, chunk.last - chunk.first, share.rows};
+  __aicore__ inline ScoreChunk TakeScores(const Share& share, const ChunkKeys& chunk,
+                                          Alibi& alibi) {
+    const ScoreChunk taken = {stream_.Take(), chunk.last - chunk.first, share.rows};
     if (scales_first_) {
-      ApplyOptions(taken, chunk);
+      ApplyOptions(taken, chunk, alibi);
     }
     HideScores(share, taken, chunk);
     return taken;
   }
 
-  __aicore__ inline void TakeMaxima(const Share& share, int64_t index) {
-    ScoreChunk taken = TakeScores(share, ChunkAt(share, index));
-    AscendC::LocalTensor<float> work = rows_out_.template AllocTensor<float>();
-    FoldChunk<TakeLarger>(folded_, taken, work, kKeyBlock / 2 * taken.rows);
-    rows_out_.FreeTensor(work);
-    if (index < kKept) {
-      kept_[index] = taken;
-    } else {
-      scores_in_.FreeTensor(taken.scores);
+  __aicore__ inline void Shift(const ScoreChunk& chunk) {
+    if (chunk.keys > 0) {
+      ShiftScores(chunk, scale_block_, shift_lanes_);
+    }
+  }
+
+  template <typename Take>
+  __aicore__ inline void AddSlab(KeyFold<Take>& fold, const ScoreChunk& chunk, int64_t i) {
+    if (i < CountSlabs(chunk)) {
+      fold.AddSlab(chunk, i);
+    }
+  }
+
+  template <typename Take>
+  __aicore__ inline void AddInnerSlab(KeyFold<Take>& fold, const ScoreChunk& chunk, int64_t i) {
+    if (i < CountSlabs(chunk) - 1) {
+      fold.AddSlab(chunk, i);
+    }
+  }
+
+  // Ends the round before `round`: its chunks are used up, but for scores that stay.
+  __aicore__ inline void AddLastSlabs(int64_t round) {
+    if (summed_.keys > 0) {
+      sums_.AddSlab(summed_, CountSlabs(summed_) - 1);
+      stream_.Free(summed_.scores);
+    }
+    if (scored_.keys > 0) {
+      maxima_.AddSlab(scored_, CountSlabs(scored_) - 1);
+      if (stream_.ScoredChunk(round - 1) >= stream_.Kept()) {
+        stream_.Free(scored_.scores);
+      }
+    }
+    if (stream_.SliceBegin(round - 1) == 0 && IsLookedAt()) {
+      finiteness_.Keep();
+    }
+  }
+
+  // Writes the weights of a chunk, part after part.
+  __aicore__ inline void StoreWeights(const ScoreChunk& taken, int64_t round) {
+    const Share& share = stream_.Weighed();
+    const ChunkKeys chunk = ChunkAt(share, round);
+    const int64_t keys = Smaller(kPartScores / share.rows, taken.keys);
+    for (int64_t first = 0; first < taken.keys; first += keys) {
+      const Visible span = InTile(chunk.span, first, Smaller(keys, taken.keys - first));
+      if (span.first < span.last) {
+        StorePart(taken.scores[first * share.rows], span, chunk.first + first);
+      }
+    }
+  }
+
+  // `span` of the keys that begin with key `first` of the piece.
+  __aicore__ inline void StorePart(const Float& wide, const Visible& span, int64_t first) {
+    const Share& share = stream_.Weighed();
+    AscendC::LocalTensor<T> weights = rows_out_.template AllocTensor<T>();
+    AscendC::Cast(weights, wide, AscendC::RoundMode::CAST_RINT,
+                  static_cast<uint32_t>(span.last * share.rows));
+    rows_out_.EnQue(weights);
+    weights = rows_out_.template DeQue<T>();
+    const AscendC::GlobalTensor<T> to = exchange_.Weights(share.step.slot, share.first_row);
+    AscendC::DataCopy(to[(first + span.first) * share.rows], weights[span.first * share.rows],
+                      static_cast<uint32_t>((span.last - span.first) * share.rows));
+    rows_out_.FreeTensor(weights);
+  }
+
+  // Ends a pass: the maxima over all keys of a step, the sums over those of the one before; and
+  // prepares the total for the products of the next pass.
+  __aicore__ inline void ClosePass(const Share& scored, const Share& weighed,
+                                   const Share& next_summed) {
+    const bool has_maxima = CountChunks(scored) > 0;
+    const bool has_sums = CountChunks(weighed) > 0;
+    int64_t stage = 0;
+    Barrier();
+    for (int64_t keys = kSlabKeys; keys > 1; keys /= 2) {
+      if (has_maxima) {
+        maxima_.Halve(keys);
+      }
+      if (has_sums) {
+        sums_.Halve(keys);
+      }
+      OpenTotal(stage++, next_summed);
+      Barrier();
+    }
+    if (has_sums) {
+      AscendC::Adds(sum_[weighed.step.slot], sums_.Lanes(), 0.0f,
+                    static_cast<int32_t>(weighed.rows));
+    }
+    if (has_maxima) {
+      // Of a row that sees no key of the piece. Its weights would be NaN with -inf, and all its
+      // group would walk again.
+      AscendC::Maxs(maxima_.Lanes(), maxima_.Lanes(), kLowest, static_cast<int32_t>(scored.rows));
+    }
+    OpenTotal(stage, next_summed);
+    Barrier();
+    if (has_maxima) {
+      CloseMaxima(scored);
     }
   }
 
   __aicore__ inline void CloseMaxima(const Share& share) {
     const int32_t lanes = static_cast<int32_t>(share.rows);
-    FoldKeys<TakeLarger>(folded_, share.rows);
-    AscendC::Muls(max_[share.step.slot], folded_, late_scale_, lanes);
-    AscendC::Muls(shift_lanes_, folded_, -late_scale_, lanes);
+    AscendC::Muls(max_[share.step.slot], maxima_.Lanes(), late_scale_, lanes);
+    AscendC::Muls(shift_lanes_, maxima_.Lanes(), -late_scale_, lanes);
     Barrier();
     RepeatLanes(shift_lanes_, share.rows);
   }
 
-  __aicore__ inline void TakeWeights(const Share& share, int64_t index) {
-    const Chunk chunk = ChunkAt(share, index);
-    ScoreChunk taken = index < kKept ? kept_[index] : TakeScores(share, chunk);
-    AscendC::LocalTensor<T> weights = rows_out_.template AllocTensor<T>();
-    WeighScores(taken, scale_block_, shift_lanes_);
-    AscendC::Cast(weights, taken.scores, AscendC::RoundMode::CAST_RINT,
-                  static_cast<uint32_t>(CountOf(taken)));
-    Barrier();
-    FoldChunk<TakeSum>(folded_, taken, taken.scores, kKeyBlock * taken.rows);
-    scores_in_.FreeTensor(taken.scores);
-    StoreWeights(share, chunk, weights);
+  // What belongs to the step that is weighed (0) and to the one after it (1).
+  __aicore__ inline ScoreChunk& KeptOf(int64_t ahead, int64_t index) {
+    return kept_[(stream_.Pass() + ahead) & 1][index];
   }
-
-  __aicore__ inline void StoreWeights(const Share& share, const Chunk& chunk,
-                                      AscendC::LocalTensor<T> weights) {
-    rows_out_.EnQue(weights);
-    weights = rows_out_.template DeQue<T>();
-    const int64_t keys = chunk.span.last - chunk.span.first;
-    const AscendC::GlobalTensor<T> to = exchange_.Weights(share.step.slot, share.first_row);
-    AscendC::DataCopy(to[(chunk.first + chunk.span.first) * share.rows],
-                      weights[chunk.span.first * share.rows],
-                      static_cast<uint32_t>(keys * share.rows));
-    rows_out_.FreeTensor(weights);
-  }
+  __aicore__ inline Alibi& AlibiOf(int64_t ahead) { return alibi_[(stream_.Pass() + ahead) & 1]; }
 
   // ---- options
 
   // What lies beside the span is computed along and must hold numbers.
-  __aicore__ inline void ApplyOptions(const ScoreChunk& taken, const Chunk& chunk) {
+  __aicore__ inline void ApplyOptions(const ScoreChunk& taken, const ChunkKeys& chunk,
+                                      Alibi& alibi) {
     SetKeys(taken, 0, chunk.span.first, 0.0f);
     SetKeys(taken, chunk.span.last, taken.keys, 0.0f);
     Barrier();
@@ -317,22 +342,25 @@ class AttentionSoftmax {
       CapScores(taken, cap_block_, tiling_->softcap);
     }
     if (tiling_->has_alibi_slopes != 0) {
-      alibi_.Add(taken, chunk.first);
+      alibi.Add(taken, chunk.first);
     }
   }
 
   // Both ends of what a row sees grow with the row, so a key is seen by neighbouring rows: by all
   // of the share from where the last row begins to see to where the first one ends.
   __aicore__ inline void HideScores(const Share& share, const ScoreChunk& taken,
-                                    const Chunk& chunk) {
+                                    const ChunkKeys& chunk) {
     const Unit& unit = share.step.unit;
     const int64_t origin = share.step.begin + chunk.first;
     const Visible seen = InTile(KeysOfRow(unit, 0), origin, taken.keys);
     const Visible seen_last = InTile(KeysOfRow(unit, unit.num_rows - 1), origin, taken.keys);
-    SetKeys(taken, 0, seen.first, kMinusInf);
-    SetKeys(taken, seen_last.last, taken.keys, kMinusInf);
     const int64_t all_first = Larger(seen.first, seen_last.first);
     const int64_t all_last = Larger(all_first, Smaller(seen.last, seen_last.last));
+    if (all_first == 0 && all_last == taken.keys) {
+      return;
+    }
+    SetKeys(taken, 0, seen.first, kMinusInf);
+    SetKeys(taken, seen_last.last, taken.keys, kMinusInf);
     for (int64_t k = seen.first; k < Smaller(all_first, seen_last.last); ++k) {
       HideKey(unit, taken, origin, k);
     }
@@ -367,63 +395,101 @@ class AttentionSoftmax {
 
   // ---- products become output
 
-  __aicore__ inline void LoadProducts(const Share& share) {
-    if (!HasKeys(share.step)) {
-      return;
+  // Rows [begin, begin + rows) of a step's products.
+  struct Products {
+    Float acc;
+    int64_t begin;
+    int64_t rows;  // 0: there are none
+  };
+
+  // The products that are folded in a round.
+  __aicore__ inline Products TakeProducts(int64_t round) {
+    const Share& share = stream_.Summed();
+    const int64_t begin = stream_.SliceBegin(round);
+    const int64_t rows = HasKeys(share.step) ? share.step.unit.num_rows - begin : 0;
+    if (begin < 0 || rows <= 0) {
+      return {shift_lanes_, 0, 0};
     }
-    AscendC::CrossCoreWaitFlag(kProductsReady);
-    const int64_t rows = share.step.unit.num_rows;
-    if (rows == 0) {
-      return;
-    }
-    Float products = products_in_.template AllocTensor<float>();
-    const AscendC::GlobalTensor<float> from = exchange_.Products(share.step.slot);
-    AscendC::DataCopy(products, from[share.first_row * value_dim_],
-                      static_cast<uint32_t>(rows * value_dim_));
-    products_in_.EnQue(products);
+    return {stream_.Take(), begin, Smaller(stream_.SliceRows(), rows)};
   }
 
-  // Brings the state of the unit up to date with a step's products, and ends the unit.
-  __aicore__ inline void Finish(const Share& share) {
-    const Unit& unit = share.step.unit;
-    if (unit.num_rows == 0) {
+  // Whether the first row of the pass's products is looked at, which tells of all.
+  __aicore__ inline bool IsLookedAt() const {
+    const Share& share = stream_.Summed();
+    return share.mixes && HasKeys(share.step) && share.step.unit.num_rows > 0;
+  }
+
+  // Prepares the total for a step's products, stage by stage, in the intervals of ClosePass.
+  __aicore__ inline void OpenTotal(int64_t stage, const Share& share) {
+    const int64_t rows = HasKeys(share.step) ? share.step.unit.num_rows : 0;
+    if (rows == 0 || tiling_->split != 0) {
       return;
     }
-    if (HasKeys(share.step)) {
-      TakeProducts(share);
-    } else if (tiling_->split == 0) {
+    const int64_t slot = share.step.slot;
+    if (!share.step.opens_unit) {
+      RescaleStage(stage, total_, max_[slot], sum_[slot], scratch_, rows, value_dim_);
+    } else if (stage == 0) {
+      CopyLanes(total_, max_[slot], sum_[slot], rows);
+    }
+  }
+
+  __aicore__ inline void Fold(const Products& products) {
+    if (products.rows > 0 && products.begin == 0 && IsLookedAt()) {
+      finiteness_.Look(products.acc);
+    }
+    if (products.rows == 0 || tiling_->split != 0) {
+      return;
+    }
+    const Float acc = total_.acc[products.begin * value_dim_];
+    if (stream_.Summed().step.opens_unit) {
+      AscendC::Adds(acc, products.acc, 0.0f, static_cast<int32_t>(products.rows * value_dim_));
+    } else {
+      AddScaledRows(acc, products.acc, scratch_.factor[products.begin * kBlockLanes], products.rows,
+                    value_dim_);
+    }
+  }
+
+  // Lets go of products that are folded, and ends the unit with its last ones.
+  __aicore__ inline void Close(const Products& products) {
+    if (products.rows == 0) {
+      return;
+    }
+    const Share& share = stream_.Summed();
+    if (tiling_->split != 0) {
+      StoreStates(share, products);
+    }
+    stream_.Free(products.acc);
+    const bool are_last = products.begin + products.rows == share.step.unit.num_rows;
+    if (tiling_->split == 0 && share.step.closes_unit && are_last) {
+      Barrier();
+      row_output_.Finish(share.step.unit, total_, scratch_);
+      written_rows_ = 0;
+    }
+  }
+
+  __aicore__ inline void StoreStates(const Share& share, const Products& products) {
+    Unit unit = share.step.unit;
+    unit.row_begin += products.begin;
+    unit.num_rows = products.rows;
+    const int64_t slot = share.step.slot;
+    piece_states_.Store(unit,
+                        {max_[slot][products.begin], sum_[slot][products.begin], products.acc});
+  }
+
+  // Writes the next rows of a unit that has ended in this pass.
+  __aicore__ inline void WriteRows() {
+    const Unit& unit = stream_.Summed().step.unit;
+    if (written_rows_ < unit.num_rows) {
+      row_output_.WriteRows(unit, total_, written_rows_);
+      written_rows_ += row_output_.RowsAtOnce();
+    }
+  }
+
+  // Ends a unit without keys.
+  __aicore__ inline void WriteZeros(const Unit& unit) {
+    if (unit.num_rows > 0 && tiling_->split == 0) {
       Clear(total_, unit.num_rows, value_dim_);
       row_output_.Write(unit, total_, scratch_);
-    }
-  }
-
-  __aicore__ inline void TakeProducts(const Share& share) {
-    const Unit& unit = share.step.unit;
-    Float products = products_in_.template DeQue<float>();
-    const RowState piece = {max_[share.step.slot], sum_[share.step.slot], products};
-    if (share.mixes) {
-      finiteness_.Look(products);
-    }
-    if (tiling_->split != 0) {
-      piece_states_.Store(unit, piece);
-      Barrier();
-    } else if (share.step.opens_unit && share.step.closes_unit) {
-      row_output_.Write(unit, piece, scratch_);
-    } else {
-      FoldPiece(share, piece);
-    }
-    products_in_.FreeTensor(products);
-  }
-
-  __aicore__ inline void FoldPiece(const Share& share, const RowState& piece) {
-    const int64_t rows = share.step.unit.num_rows;
-    if (share.step.opens_unit) {
-      Copy(total_, piece, rows, value_dim_);
-    } else {
-      Fold(total_, piece, scratch_, rows, value_dim_);
-    }
-    if (share.step.closes_unit) {
-      row_output_.Write(share.step.unit, total_, scratch_);
     }
   }
 
@@ -435,40 +501,39 @@ class AttentionSoftmax {
     return ReadTrouble(exchange_);
   }
 
-  static constexpr int64_t kKept = 2;  // all buffers of scores_in_
   static constexpr int64_t kNumLaneBuffers = 6 + 2 * kSlots;
 
   const AttentionTilingData* tiling_;
   int64_t value_dim_;
-  int64_t most_rows_;    // of this core's share
-  int64_t output_rows_;  // that fit a buffer of rows_out_
-  int64_t group_;
+  int64_t most_rows_;  // of this core's share
   bool scales_first_;
   float late_scale_;
   Sequences sequences_;
   Exchange<T> exchange_;
-  PieceSteps steps_;
-  StepsInFlight<Share> in_flight_;
+  ShareStream<T> stream_;
   Finiteness finiteness_;
-  Alibi alibi_;
-  RowOutput<T> row_output_;
+  Alibi alibi_[2];
+  RowOutput<T, kPartBuffers> row_output_;
   PieceStates piece_states_;
 
-  AscendC::TQue<AscendC::TPosition::VECIN, 2> scores_in_;
-  AscendC::TQue<AscendC::TPosition::VECIN, 1> products_in_;
-  AscendC::TQue<AscendC::TPosition::VECOUT, 2> rows_out_;  // weights, and rows of output
+  AscendC::TQue<AscendC::TPosition::VECOUT, kPartBuffers> rows_out_;  // weights, and rows of output
+  AscendC::TBuf<AscendC::TPosition::VECCALC> folds_buffer_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> total_buffer_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> lanes_buffer_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> factor_buffer_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> constants_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> folded_buffer_;
   Float max_[kSlots];  // of the pieces in flight, a lane per row
   Float sum_[kSlots];
-  Float shift_lanes_;
-  Float scale_block_;  // the late scale, over a block
-  Float cap_block_;    // -2 softcap, over a block
-  Float folded_;       // maxima or sums of rows over some of their keys
-  ScoreChunk kept_[kKept];
+  Float shift_lanes_;     // of the step that is weighed
+  Float scale_block_;     // the late scale, over a block
+  Float cap_block_;       // -2 softcap, over a block
+  ScoreChunk scored_;     // whose maxima are taken
+  ScoreChunk weighed_;    // on its way to weights
+  ScoreChunk summed_;     // that became weights, and isn't summed to the end
+  int64_t written_rows_;  // of the unit that has ended in this pass
+  KeyFold<TakeLarger> maxima_;
+  KeyFold<TakeSum> sums_;
+  ScoreChunk kept_[2][kMostChunkBuffers];
   RowState total_;
   RowScratch scratch_;
 };

@@ -25,7 +25,16 @@ constexpr int64_t kStateTail = 16;
 
 // Steps that a group of cores may have in flight, one more than how far one kind of core may be
 // ahead of the other.
-constexpr int64_t kCubeSlots = 4;
+constexpr int64_t kCubeSlots = 5;
+
+// Scores, or sums of values, that come into a vector core of a group at a time: 64 keys of 64 rows.
+// As many such buffers as fit, from 5 to 7. And the weights, or values of output rows, that leave
+// it at a time, through three buffers: at least half a chunk.
+constexpr int64_t kChunkScores = 4096;
+constexpr int64_t kLeastChunkBuffers = 5;
+constexpr int64_t kMostChunkBuffers = 7;
+constexpr int64_t kPartScores = kChunkScores / 2;
+constexpr int64_t kPartBuffers = 3;
 
 // Floats of the two verdicts of a group's vector cores, each in cache lines of its own.
 constexpr int64_t kVerdictPitch = 32;
@@ -59,7 +68,8 @@ struct AttentionTilingData {
   // Of the kernel on cube and vector cores.
   int64_t key_columns;     // elements of a key that one load of L0 takes
   int64_t value_columns;   // elements of a value
-  int64_t chunk_scores;    // in UB at a time, at least of kKeyBlock keys
+  int64_t chunk_buffers;   // of kChunkScores, in UB
+  int64_t part_elements;   // of one buffer of what leaves UB, at least kPartScores
   int64_t exchange_keys;   // of one step that the workspace has room for
   int64_t exchange_bytes;  // of workspace for each group of cores; the states come after them
   float scale;

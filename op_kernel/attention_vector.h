@@ -41,7 +41,7 @@ class AttentionVector {
     value_dim_ = tiling.value.head_dim;
     InitGlobal(tensors);
     InitBuffers(pipe);
-    row_output_.Init(tensors, tiling, pipe, &output_out_, tiling.max_rows);
+    row_output_.Init(tensors, tiling, pipe, &output_out_, tiling.max_rows, tiling.max_rows);
     piece_states_.Init(tiling, tensors.workspace, pipe, tiling.max_rows);
     sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
     tables_.Init(tiling, tensors.block_tables);
@@ -343,6 +343,7 @@ class AttentionVector {
     WeightLanes(scratch_.keep, piece_.max, scratch_.new_max, lanes);
     AscendC::Adds(piece_.max, scratch_.new_max, 0.0f, lanes);
     BroadcastLanes(scratch_.factor, scratch_.new_max, rows);
+    Barrier();
     AscendC::Sub(scores_, scores_, scratch_.factor, kRepeatLanes, repeats,
                  AscendC::BinaryRepeatParams(1, 1, 0, kBlockLanes, kBlockLanes, 1));
     Barrier();
@@ -351,8 +352,10 @@ class AttentionVector {
     Barrier();
     AscendC::WholeReduceSum(tile_lanes_, scores_, kRepeatLanes, repeats, 1, 1, kBlockLanes);
     BroadcastLanes(scratch_.factor, scratch_.keep, rows);
+    Barrier();
     AscendC::Add(piece_.sum, piece_.sum, tile_lanes_, lanes);
     MultiplyRows(piece_.acc, scratch_.factor, rows, value_dim_);
+    Barrier();
   }
 
   __aicore__ inline void AddValues(const Step& step) {
@@ -383,6 +386,7 @@ class AttentionVector {
       if (first < last) {
         AddScaledRows(products_[(first - begin) * value_dim_], values[first * value_dim_],
                       weights_[first * kBlockLanes], last - first, value_dim_);
+        Barrier();
       }
     }
     for (int64_t half = kSumRows / 2; half > 0; half /= 2) {

@@ -79,57 +79,34 @@ __aicore__ inline void CopyTileToL1(const AscendC::LocalTensor<T>& to,
   }
 }
 
-// A left factor: fractals row by row. `rows` and `width` are multiples of 16.
-template <typename T>
-__aicore__ inline void LoadLeft(const AscendC::LocalTensor<T>& to,
+// Loads the fractals of `rows` rows of `width` elements, all of a row of fractals before the next
+// one; with `transposed` each is transposed on the way. That is the left factor [rows][width], or
+// transposed the right factor [rows][width] of a sum over the rows. `rows` and `width` are
+// multiples of 16.
+template <bool transposed, typename T>
+__aicore__ inline void LoadRows(const AscendC::LocalTensor<T>& to,
                                 const AscendC::LocalTensor<T>& from, int64_t rows, int64_t width,
                                 int64_t pitch) {
   const int64_t across = width / kFractal;
   const int64_t apart = pitch / kFractal;
   for (int64_t r = 0; r < rows / kFractal; ++r) {
     const AscendC::LoadData2DParams params(static_cast<uint16_t>(r), static_cast<uint8_t>(across),
-                                           static_cast<uint16_t>(apart), 0, 0, false, 0);
+                                           static_cast<uint16_t>(apart), 0, 0, transposed, 0);
     AscendC::LoadData(to[r * across * kFractal * kFractal], from, params);
   }
 }
 
-// A left factor of which `from` holds the columns as rows: each fractal is transposed on the way.
-template <typename T>
-__aicore__ inline void LoadLeftOfColumns(const AscendC::LocalTensor<T>& to,
-                                         const AscendC::LocalTensor<T>& from, int64_t rows,
-                                         int64_t width, int64_t pitch) {
-  const int64_t across = width / kFractal;
-  for (int64_t r = 0; r < rows / kFractal; ++r) {
-    const AscendC::LoadData2DParams params(static_cast<uint16_t>(r * (pitch / kFractal)),
-                                           static_cast<uint8_t>(across), 1, 0, 0, true, 0);
-    AscendC::LoadData(to[r * across * kFractal * kFractal], from, params);
-  }
-}
-
-// The right factor of a product with the rows of `from`: its columns are those rows. L0B holds them
-// in the same order of fractals as L1 does.
-template <typename T>
-__aicore__ inline void LoadRightOfRows(const AscendC::LocalTensor<T>& to,
-                                       const AscendC::LocalTensor<T>& from, int64_t rows,
-                                       int64_t width, int64_t pitch) {
+// The same, all of a column of fractals before the next one, as they lie in L1. That is the right
+// factor of a product with the rows, or transposed the left factor of which `from` holds the
+// columns as rows.
+template <bool transposed, typename T>
+__aicore__ inline void LoadColumns(const AscendC::LocalTensor<T>& to,
+                                   const AscendC::LocalTensor<T>& from, int64_t rows, int64_t width,
+                                   int64_t pitch) {
   const int64_t down = rows / kFractal;
   for (int64_t c = 0; c < width / kFractal; ++c) {
     const AscendC::LoadData2DParams params(static_cast<uint16_t>(c * (pitch / kFractal)),
-                                           static_cast<uint8_t>(down), 1, 0, 0, false, 0);
+                                           static_cast<uint8_t>(down), 1, 0, 0, transposed, 0);
     AscendC::LoadData(to[c * down * kFractal * kFractal], from, params);
-  }
-}
-
-// The right factor of a sum over the rows of `from`: each fractal is transposed on the way.
-template <typename T>
-__aicore__ inline void LoadRightOfColumns(const AscendC::LocalTensor<T>& to,
-                                          const AscendC::LocalTensor<T>& from, int64_t rows,
-                                          int64_t width, int64_t pitch) {
-  const int64_t across = width / kFractal;
-  const int64_t apart = pitch / kFractal;
-  for (int64_t r = 0; r < rows / kFractal; ++r) {
-    const AscendC::LoadData2DParams params(static_cast<uint16_t>(r), static_cast<uint8_t>(across),
-                                           static_cast<uint16_t>(apart), 0, 0, true, 0);
-    AscendC::LoadData(to[r * across * kFractal * kFractal], from, params);
   }
 }

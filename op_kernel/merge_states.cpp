@@ -131,6 +131,7 @@ class MergeStates {
   __aicore__ inline void StoreLse(int64_t token, int64_t head, int64_t rows) {
     Float lse = lse_out_.template AllocTensor<float>();
     BroadcastLanes(lse, a_.max, rows);
+    Barrier();
     lse_out_.EnQue(lse);
     lse = lse_out_.template DeQue<float>();
     CopyRowsOut(lse_[token * tiling_->num_heads + head], lse, rows, 1, 1);

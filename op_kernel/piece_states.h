@@ -19,9 +19,10 @@ class PieceStates {
     tiling_ = &tiling;
     rows_ = rows;
     width_ = tiling.value.head_dim;
-    if (tiling.split != 0) {
-      states_.SetGlobalBuffer((__gm__ float*)states);
+    if (tiling.split == 0) {
+      return;
     }
+    states_.SetGlobalBuffer((__gm__ float*)states);
     pipe->InitBuffer(state_in_, 2, (width_ + kStateTail) * sizeof(float));
     pipe->InitBuffer(state_out_, 1, rows * (width_ + kStateTail) * sizeof(float));
   }
@@ -35,10 +36,9 @@ class PieceStates {
   }
 
   // Folds the stored states of every row dealt to `core` into `total` and writes the row.
-  template <typename T>
+  template <typename Output>
   __aicore__ inline void Combine(const Sequences& sequences, int64_t core, int64_t num_cores,
-                                 RowOutput<T>& output, const RowState& total,
-                                 const RowScratch& scratch) {
+                                 Output& output, const RowState& total, const RowScratch& scratch) {
     int64_t skip = core;
     for (int64_t i = 0; i < tiling_->batch; ++i) {
       const Sequence sequence = sequences.At(i);
@@ -70,6 +70,7 @@ class PieceStates {
     AscendC::Adds(states, state.acc[begin * width_], 0.0f, static_cast<int32_t>(count * width_));
     BroadcastLanes(max, state.max[begin], count);
     BroadcastLanes(sum, state.sum[begin], count);
+    Barrier();
     state_out_.EnQue(states);
     states = state_out_.template DeQue<float>();
     for (int64_t r = 0; r < count; ++r) {

@@ -8,15 +8,18 @@
 #include "row_state.h"
 #include "work_units.h"
 
-template <typename T>
+// `buffers` is the depth of the queue that rows leave through.
+template <typename T, int32_t buffers = 2>
 class RowOutput {
  public:
-  using Queue = AscendC::TQue<AscendC::TPosition::VECOUT, 2>;
+  using Queue = AscendC::TQue<AscendC::TPosition::VECOUT, buffers>;
 
   // `rows` query rows are written at a time, a multiple of kBlockLanes, through buffers of
-  // `rows_out` that hold as many. Its owner may use the queue for other tensors, too.
+  // `rows_out` that hold as many. Its owner may use the queue for other tensors, too. A unit has at
+  // most `most_rows`.
   __aicore__ inline void Init(const AttentionTensors& tensors, const AttentionTilingData& tiling,
-                              AscendC::TPipe* pipe, Queue* rows_out, int64_t rows) {
+                              AscendC::TPipe* pipe, Queue* rows_out, int64_t rows,
+                              int64_t most_rows) {
     tiling_ = &tiling;
     rows_out_ = rows_out;
     rows_ = rows;
@@ -28,34 +31,43 @@ class RowOutput {
     if (tiling.has_lse != 0) {
       lse_.SetGlobalBuffer((__gm__ float*)tensors.lse);
     }
-    pipe->InitBuffer(lse_out_, 1, rows * kBlockLanes * sizeof(float));
-    pipe->InitBuffer(sinks_buffer_, kRepeatLanes * sizeof(float));
+    pipe->InitBuffer(lse_out_, 1, LanesOf(most_rows) * kBlockLanes * sizeof(float));
+    pipe->InitBuffer(sinks_buffer_, 2 * kRepeatLanes * sizeof(float));
     sink_lanes_ = sinks_buffer_.template Get<float>();
+    ones_ = sink_lanes_[kRepeatLanes];
     AscendC::Duplicate(sink_lanes_, 0.0f, kRepeatLanes);
+    AscendC::Duplicate(ones_, 1.0f, kRepeatLanes);
     Barrier();
   }
 
   // Writes the unit's rows from their states, which are used up.
   __aicore__ inline void Write(const Unit& unit, const RowState& state, const RowScratch& scratch) {
+    Finish(unit, state, scratch);
+    for (int64_t begin = 0; begin < unit.num_rows; begin += rows_) {
+      WriteRows(unit, state, begin);
+    }
+    Barrier();  // the next unit clears the accumulators
+  }
+
+  // The first part of Write: states become rows, lse is written.
+  __aicore__ inline void Finish(const Unit& unit, const RowState& state,
+                                const RowScratch& scratch) {
     if (tiling_->has_sinks != 0) {
       for (int64_t r = 0; r < unit.num_rows; ++r) {
         SetLane(sink_lanes_, r, sinks_.GetValue(RowAt(*tiling_, unit, r).head));
       }
-      JoinSinks(state, sink_lanes_, scratch, unit.num_rows, width_);
+      // A sink joins the denominator like a key of that score; it has no value.
+      Rescale(state, sink_lanes_, ones_, scratch, unit.num_rows, width_);
     }
     Normalise(state, scratch, unit.num_rows, width_);
-    for (int64_t begin = 0; begin < unit.num_rows; begin += rows_) {
-      const int64_t end = Smaller(begin + rows_, unit.num_rows);
-      StoreRows(unit, state, begin, end);
-      if (tiling_->has_lse != 0) {
-        StoreLse(unit, state, begin, end);
-      }
+    if (tiling_->has_lse != 0) {
+      StoreLse(unit, state);
     }
   }
 
- private:
-  __aicore__ inline void StoreRows(const Unit& unit, const RowState& state, int64_t begin,
-                                   int64_t end) {
+  // The other part: writes the rows that leave together, from `begin` on.
+  __aicore__ inline void WriteRows(const Unit& unit, const RowState& state, int64_t begin) {
+    const int64_t end = Smaller(begin + rows_, unit.num_rows);
     AscendC::LocalTensor<T> rows = rows_out_->template AllocTensor<T>();
     const int32_t count = static_cast<int32_t>((end - begin) * width_);
     if constexpr (sizeof(T) == sizeof(float)) {
@@ -63,31 +75,46 @@ class RowOutput {
     } else {
       AscendC::Cast(rows, state.acc[begin * width_], AscendC::RoundMode::CAST_RINT, count);
     }
-    Barrier();  // the next unit clears the accumulators
     rows_out_->EnQue(rows);
     rows = rows_out_->template DeQue<T>();
-    const RowLayout& layout = tiling_->output;
     for (int64_t i = begin; i < end;) {
-      const Row row = RowAt(*tiling_, unit, i);
-      const int64_t copied = Smaller(RowsOfToken(*tiling_, unit, i), end - i);
-      CopyRowsOut(output_[row.token * layout.token_stride + row.head * layout.head_stride],
-                  rows[(i - begin) * width_], copied, width_, layout.head_stride);
-      i += copied;
+      i += CopyTokensOut(unit, i, end, rows[(i - begin) * width_]);
     }
     rows_out_->FreeTensor(rows);
   }
 
-  __aicore__ inline void StoreLse(const Unit& unit, const RowState& state, int64_t begin,
-                                  int64_t end) {
+  __aicore__ inline int64_t RowsAtOnce() const { return rows_; }
+
+ private:
+  // Copies rows of one token, or of all tokens whose rows are there; says how many.
+  __aicore__ inline int64_t CopyTokensOut(const Unit& unit, int64_t i, int64_t end,
+                                          const AscendC::LocalTensor<T>& rows) {
+    const RowLayout& layout = tiling_->output;
+    const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
+    const Row row = RowAt(*tiling_, unit, i);
+    const AscendC::GlobalTensor<T> to =
+        output_[row.token * layout.token_stride + row.head * layout.head_stride];
+    const int64_t copied = Smaller(RowsOfToken(*tiling_, unit, i), end - i);
+    if (copied < group || layout.head_stride != width_) {
+      CopyRowsOut(to, rows, copied, width_, layout.head_stride);
+      return copied;
+    }
+    const int64_t tokens = (end - i) / group;
+    CopyRowsOut(to, rows, tokens, group * width_, layout.token_stride);
+    return tokens * group;
+  }
+
+  __aicore__ inline void StoreLse(const Unit& unit, const RowState& state) {
     AscendC::LocalTensor<float> lse = lse_out_.template AllocTensor<float>();
-    BroadcastLanes(lse, state.max[begin], end - begin);
+    BroadcastLanes(lse, state.max, unit.num_rows);
+    Barrier();
     lse_out_.EnQue(lse);
     lse = lse_out_.template DeQue<float>();
-    for (int64_t i = begin; i < end;) {
+    for (int64_t i = 0; i < unit.num_rows;) {
       const Row row = RowAt(*tiling_, unit, i);
-      const int64_t copied = Smaller(RowsOfToken(*tiling_, unit, i), end - i);
-      CopyRowsOut(lse_[row.token * tiling_->num_heads + row.head], lse[(i - begin) * kBlockLanes],
-                  copied, 1, 1);
+      const int64_t copied = RowsOfToken(*tiling_, unit, i);
+      CopyRowsOut(lse_[row.token * tiling_->num_heads + row.head], lse[i * kBlockLanes], copied, 1,
+                  1);
       i += copied;
     }
     lse_out_.FreeTensor(lse);
@@ -103,4 +130,5 @@ class RowOutput {
   AscendC::TQue<AscendC::TPosition::VECOUT, 1> lse_out_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> sinks_buffer_;
   AscendC::LocalTensor<float> sink_lanes_;  // a lane per row
+  AscendC::LocalTensor<float> ones_;
 };

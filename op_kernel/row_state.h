@@ -51,12 +51,13 @@ __aicore__ inline void Clear(const RowState& state, int64_t rows, int64_t width)
   Barrier();
 }
 
+// The functions up to AddScaledRows leave the barrier after them to the caller.
+
 // factor[r][0..8) = lanes[r]
 __aicore__ inline void BroadcastLanes(const AscendC::LocalTensor<float>& factor,
                                       const AscendC::LocalTensor<float>& lanes, int64_t rows) {
   const AscendC::BrcbRepeatParams dense(1, kBlockLanes);
   AscendC::Brcb(factor, lanes, static_cast<uint8_t>(LanesOf(rows) / kBlockLanes), dense);
-  Barrier();
 }
 
 // Repeats of one 64-lane column of `rows` rows of `width` floats; the second operand is a factor
@@ -78,7 +79,6 @@ __aicore__ inline void MultiplyRows(const AscendC::LocalTensor<float>& acc,
     AscendC::Mul(acc[c], acc[c], factor, ColumnMask(width, c), static_cast<uint8_t>(rows),
                  ByRow(width));
   }
-  Barrier();
 }
 
 // acc[r] /= divisor[r]
@@ -89,7 +89,6 @@ __aicore__ inline void DivideRows(const AscendC::LocalTensor<float>& acc,
     AscendC::Div(acc[c], acc[c], divisor, ColumnMask(width, c), static_cast<uint8_t>(rows),
                  ByRow(width));
   }
-  Barrier();
 }
 
 // acc[r] += more[r] * factor[r]
@@ -101,7 +100,6 @@ __aicore__ inline void AddScaledRows(const AscendC::LocalTensor<float>& acc,
     AscendC::MulAddDst(acc[c], more[c], factor, ColumnMask(width, c), static_cast<uint8_t>(rows),
                        ByRow(width));
   }
-  Barrier();
 }
 
 // lanes = e^(from - to)
@@ -114,47 +112,58 @@ __aicore__ inline void WeightLanes(const AscendC::LocalTensor<float>& lanes,
   Barrier();
 }
 
-// The same as folding `from` into the state of no keys.
-__aicore__ inline void Copy(const RowState& into, const RowState& from, int64_t rows,
-                            int64_t width) {
-  AscendC::Adds(into.max, from.max, 0.0f, LanesOf(rows));
-  AscendC::Adds(into.sum, from.sum, 0.0f, LanesOf(rows));
-  AscendC::Adds(into.acc, from.acc, 0.0f, static_cast<int32_t>(rows * width));
-  Barrier();
+// The same as folding a state of that maximum and sum into the state of no keys, but for acc.
+__aicore__ inline void CopyLanes(const RowState& into, const AscendC::LocalTensor<float>& max,
+                                 const AscendC::LocalTensor<float>& sum, int64_t rows) {
+  AscendC::Adds(into.max, max, 0.0f, LanesOf(rows));
+  AscendC::Adds(into.sum, sum, 0.0f, LanesOf(rows));
+}
+
+// Folds the maximum and the sum of another state in, all but its acc: into.acc is what it weighs
+// now, and scratch.factor holds the weight of the other acc. It takes kRescaleStages stages, each
+// waiting for the one before; whoever has other work does it between a stage and the barrier.
+constexpr int64_t kRescaleStages = 6;
+
+__aicore__ inline void RescaleStage(int64_t stage, const RowState& into,
+                                    const AscendC::LocalTensor<float>& max,
+                                    const AscendC::LocalTensor<float>& sum,
+                                    const RowScratch& scratch, int64_t rows, int64_t width) {
+  const int32_t lanes = LanesOf(rows);
+  if (stage == 0) {
+    AscendC::Max(scratch.new_max, into.max, max, lanes);
+  } else if (stage == 1) {
+    AscendC::Sub(scratch.keep, into.max, scratch.new_max, lanes);
+    AscendC::Sub(scratch.add, max, scratch.new_max, lanes);
+  } else if (stage == 2) {
+    AscendC::Exp(scratch.keep, scratch.keep, lanes);
+    AscendC::Exp(scratch.add, scratch.add, lanes);
+  } else if (stage == 3) {
+    AscendC::Mul(into.sum, into.sum, scratch.keep, lanes);
+    AscendC::Adds(into.max, scratch.new_max, 0.0f, lanes);
+    BroadcastLanes(scratch.factor, scratch.keep, rows);
+  } else if (stage == 4) {
+    AscendC::MulAddDst(into.sum, sum, scratch.add, lanes);
+    MultiplyRows(into.acc, scratch.factor, rows, width);
+  } else if (stage == 5) {
+    BroadcastLanes(scratch.factor, scratch.add, rows);
+  }
+}
+
+__aicore__ inline void Rescale(const RowState& into, const AscendC::LocalTensor<float>& max,
+                               const AscendC::LocalTensor<float>& sum, const RowScratch& scratch,
+                               int64_t rows, int64_t width) {
+  for (int64_t stage = 0; stage < kRescaleStages; ++stage) {
+    RescaleStage(stage, into, max, sum, scratch, rows, width);
+    Barrier();
+  }
 }
 
 // Folds `from`, the state over later keys, into `into`. Folding into an empty state copies exactly.
 __aicore__ inline void Fold(const RowState& into, const RowState& from, const RowScratch& scratch,
                             int64_t rows, int64_t width) {
-  const int32_t lanes = LanesOf(rows);
-  AscendC::Max(scratch.new_max, into.max, from.max, lanes);
-  Barrier();
-  WeightLanes(scratch.keep, into.max, scratch.new_max, lanes);
-  WeightLanes(scratch.add, from.max, scratch.new_max, lanes);
-  AscendC::Mul(into.sum, into.sum, scratch.keep, lanes);
-  Barrier();
-  AscendC::MulAddDst(into.sum, from.sum, scratch.add, lanes);
-  AscendC::Adds(into.max, scratch.new_max, 0.0f, lanes);
-  BroadcastLanes(scratch.factor, scratch.keep, rows);
-  MultiplyRows(into.acc, scratch.factor, rows, width);
-  BroadcastLanes(scratch.factor, scratch.add, rows);
+  Rescale(into, from.max, from.sum, scratch, rows, width);
   AddScaledRows(into.acc, from.acc, scratch.factor, rows, width);
-}
-
-// Lets a logit per row join the denominator; it has no value.
-__aicore__ inline void JoinSinks(const RowState& state, const AscendC::LocalTensor<float>& sinks,
-                                 const RowScratch& scratch, int64_t rows, int64_t width) {
-  const int32_t lanes = LanesOf(rows);
-  AscendC::Max(scratch.new_max, state.max, sinks, lanes);
   Barrier();
-  WeightLanes(scratch.keep, state.max, scratch.new_max, lanes);
-  WeightLanes(scratch.add, sinks, scratch.new_max, lanes);
-  AscendC::Mul(state.sum, state.sum, scratch.keep, lanes);
-  Barrier();
-  AscendC::Add(state.sum, state.sum, scratch.add, lanes);
-  AscendC::Adds(state.max, scratch.new_max, 0.0f, lanes);
-  BroadcastLanes(scratch.factor, scratch.keep, rows);
-  MultiplyRows(state.acc, scratch.factor, rows, width);
 }
 
 // acc[r] /= sum[r], and max[r] becomes the log-sum-exp. A row without keys has acc 0 and stays 0.
@@ -167,5 +176,7 @@ __aicore__ inline void Normalise(const RowState& state, const RowScratch& scratc
   Barrier();
   AscendC::Add(state.max, state.max, scratch.keep, lanes);
   BroadcastLanes(scratch.factor, scratch.add, rows);
+  Barrier();
   DivideRows(state.acc, scratch.factor, rows, width);
+  Barrier();
 }

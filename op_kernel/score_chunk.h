@@ -2,27 +2,29 @@
 // the rows side by side in the lanes.
 //
 // So maxima and sums over the keys are plain vector instructions, and what belongs to a row (its
-// maximum, its slope) is a vector that every key meets. Sums run over blocks of 128 keys at fixed
-// places of the piece, folded at 64, 32 and 16, then one block after the other, then 16 to 1; a key
-// that a row doesn't see adds 0. What else the piece holds doesn't reach a row's bits.
+// maximum, its slope) is a vector that every key meets. Sums run over slabs of 32 keys at fixed
+// places of the piece, one slab after the other, and then over the 32: a key that a row doesn't see
+// adds 0. What else the piece holds doesn't reach a row's bits.
 #pragma once
 
 #include "attention_tiling_data.h"
 #include "kernel_operator.h"
 #include "row_state.h"
 
-constexpr int64_t kKeyBlock = 128;
-constexpr int64_t kFoldedKeys = 16;  // that are left of a block before blocks are added up
+constexpr int64_t kSlabKeys = 32;
+constexpr int64_t kKeyBlock = 2 * kSlabKeys;  // chunks are whole blocks
 
 struct ScoreChunk {
   AscendC::LocalTensor<float> scores;  // [keys][rows]
-  int64_t keys;                        // a multiple of kKeyBlock
+  int64_t keys;                        // a multiple of kKeyBlock; 0: there is no chunk
   int64_t rows;                        // 16, 32 or 64
 };
 
 __aicore__ inline int32_t CountOf(const ScoreChunk& chunk) {
   return static_cast<int32_t>(chunk.keys * chunk.rows);
 }
+
+__aicore__ inline int64_t CountSlabs(const ScoreChunk& chunk) { return chunk.keys / kSlabKeys; }
 
 // scores[k][r] = value for all rows and the keys [first, last).
 __aicore__ inline void SetKeys(const ScoreChunk& chunk, int64_t first, int64_t last, float value) {
@@ -67,39 +69,43 @@ struct TakeSum {
   }
 };
 
-// Folds a chunk into `folded`, [kFoldedKeys][rows]. `work` has room for half a block of keys every
-// `pitch` elements; it may be the scores, which are then used up.
+// Folds chunks of a piece over their keys. Between two calls lies a barrier, and whoever calls has
+// other work to do before it: a vector unit that waits for each result works half of the time.
 template <typename Take>
-__aicore__ inline void FoldChunk(const AscendC::LocalTensor<float>& folded, const ScoreChunk& chunk,
-                                 const AscendC::LocalTensor<float>& work, int64_t pitch) {
-  const int64_t block = kKeyBlock * chunk.rows;
-  const int64_t blocks = chunk.keys / kKeyBlock;
-  for (int64_t i = 0; i < blocks; ++i) {
-    const AscendC::LocalTensor<float> scores = chunk.scores[i * block];
-    Take::Apply(work[i * pitch], scores, scores[block / 2], block / 2);
-  }
-  Barrier();
-  for (int64_t half = block / 4; half >= kFoldedKeys * chunk.rows; half /= 2) {
-    for (int64_t i = 0; i < blocks; ++i) {
-      const AscendC::LocalTensor<float> part = work[i * pitch];
-      Take::Apply(part, part, part[half], half);
-    }
-    Barrier();
-  }
-  for (int64_t i = 0; i < blocks; ++i) {
-    Take::Apply(folded, folded, work[i * pitch], kFoldedKeys * chunk.rows);
-    Barrier();
-  }
-}
+class KeyFold {
+ public:
+  // `lanes` has room for [kSlabKeys][rows].
+  __aicore__ inline void Init(const AscendC::LocalTensor<float>& lanes) { lanes_ = lanes; }
 
-// The first `rows` lanes of `folded` become the result over all keys.
-template <typename Take>
-__aicore__ inline void FoldKeys(const AscendC::LocalTensor<float>& folded, int64_t rows) {
-  for (int64_t half = kFoldedKeys / 2 * rows; half >= rows; half /= 2) {
-    Take::Apply(folded, folded, folded[half], half);
-    Barrier();
+  __aicore__ inline void Open(int64_t rows) {
+    rows_ = rows;
+    is_empty_ = true;
   }
-}
+
+  // Folds slab `i` of a chunk in. The first two slabs go together, with the second one.
+  __aicore__ inline void AddSlab(const ScoreChunk& chunk, int64_t i) {
+    const int64_t slab = kSlabKeys * rows_;
+    if (!is_empty_) {
+      Take::Apply(lanes_, lanes_, chunk.scores[i * slab], slab);
+    } else if (i == 1) {
+      Take::Apply(lanes_, chunk.scores, chunk.scores[slab], slab);
+      is_empty_ = false;
+    }
+  }
+
+  // Halves the keys that are left, `keys`; in the end the first lanes hold the result of each row.
+  __aicore__ inline void Halve(int64_t keys) {
+    const int64_t half = keys / 2 * rows_;
+    Take::Apply(lanes_, lanes_, lanes_[half], half);
+  }
+
+  __aicore__ inline const AscendC::LocalTensor<float>& Lanes() const { return lanes_; }
+
+ private:
+  AscendC::LocalTensor<float> lanes_;
+  int64_t rows_;
+  bool is_empty_;
+};
 
 // Repeats the first `rows` lanes over the 64 of a repeat.
 __aicore__ inline void RepeatLanes(const AscendC::LocalTensor<float>& lanes, int64_t rows) {
@@ -109,16 +115,12 @@ __aicore__ inline void RepeatLanes(const AscendC::LocalTensor<float>& lanes, int
   }
 }
 
-// scores[k][r] = e^(scores[k][r] * factor + shift[r]), with factor over a block and shift repeated
-// over 64 lanes.
-__aicore__ inline void WeighScores(const ScoreChunk& chunk,
+// scores[k][r] = scores[k][r] * factor + shift[r], with factor over a block and shift repeated over
+// 64 lanes.
+__aicore__ inline void ShiftScores(const ScoreChunk& chunk,
                                    const AscendC::LocalTensor<float>& factor,
                                    const AscendC::LocalTensor<float>& shift) {
-  const int32_t count = CountOf(chunk);
   AscendC::FusedMulAdd(chunk.scores, factor, shift, static_cast<uint64_t>(kRepeatLanes),
-                       static_cast<uint8_t>(count / kRepeatLanes),
+                       static_cast<uint8_t>(CountOf(chunk) / kRepeatLanes),
                        AscendC::BinaryRepeatParams(1, 0, 1, kBlockLanes, 0, 0));
-  Barrier();
-  AscendC::Exp(chunk.scores, chunk.scores, count);
-  Barrier();
 }

@@ -4,8 +4,8 @@
 
 #include "kernel_operator.h"
 
-// `count` buffers; `filled` goes from the filling to the using pipe, `freed` back. They take the
-// event ids from `first` on of both events.
+// `count` buffers, filled and used in the same order; `filled` goes from the filling to the using
+// pipe, `freed` back. They take the event ids from `first` on of both events.
 template <AscendC::HardEvent filled, AscendC::HardEvent freed, int32_t first, int32_t count>
 class Turns {
  public:
@@ -14,18 +14,22 @@ class Turns {
       AscendC::SetFlag<freed>(first + i);
     }
     fill_ = 0;
+    filled_ = 0;
     use_ = 0;
   }
 
-  // The buffer that the filling pipe may write from here on.
+  // The buffer that the filling pipe may write from here on. It may have begun several.
   __aicore__ inline int32_t Fill() {
-    AscendC::WaitFlag<freed>(first + fill_);
-    return fill_;
+    const int32_t buffer = fill_;
+    AscendC::WaitFlag<freed>(first + buffer);
+    fill_ = (fill_ + 1) % count;
+    return buffer;
   }
 
+  // The first one that was begun is full.
   __aicore__ inline void Filled() {
-    AscendC::SetFlag<filled>(first + fill_);
-    fill_ = (fill_ + 1) % count;
+    AscendC::SetFlag<filled>(first + filled_);
+    filled_ = (filled_ + 1) % count;
   }
 
   // The buffer that the using pipe may read from here on.
@@ -48,5 +52,6 @@ class Turns {
 
  private:
   int32_t fill_;
+  int32_t filled_;
   int32_t use_;
 };

@@ -49,13 +49,12 @@ class Finiteness {
     Barrier();
   }
 
+  // Looks at a row's sums; Keep comes after the next barrier.
   __aicore__ inline void Look(const AscendC::LocalTensor<float>& sums) {
     // 0 * x is 0 or, for an x that isn't finite, NaN, which stays in every sum.
     AscendC::Muls(products_, sums, 0.0f, width_);
-    Barrier();
-    AscendC::Add(zeros_, zeros_, products_, width_);
-    Barrier();
   }
+  __aicore__ inline void Keep() { AscendC::Add(zeros_, zeros_, products_, width_); }
 
   // Writes the verdict: 0, or NaN.
   __aicore__ inline void Tell(const AscendC::GlobalTensor<float>& to) {

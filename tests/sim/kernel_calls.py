@@ -20,6 +20,7 @@ from tests.sim import tiling as host
 from tests.sim.harness import ROOT, Kernel, Part, Result, launch, read, update, write
 
 OP_KERNEL = ROOT / "op_kernel"
+SLOTS = 5  # kCubeSlots of op_kernel/attention_tiling_data.h
 _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -168,9 +169,9 @@ def _exchange_parts(shape: host.AttentionTilingData, groups: int, query: Tensor)
         return []
     pairs = shape.max_rows * shape.exchange_keys
     sizes = {
-        "scores": 4 * pairs * 4,
-        "weights": 4 * pairs * query.element_size(),
-        "products": 4 * shape.max_rows * shape.value.head_dim * 4,
+        "scores": SLOTS * pairs * 4,
+        "weights": SLOTS * pairs * query.element_size(),
+        "products": SLOTS * shape.max_rows * shape.value.head_dim * 4,
     }
     parts = []
     for group in range(groups):

@@ -44,6 +44,7 @@ _VECTOR, _STATE, _COPY, _OUTPUT = (
     "row_output.h",
 )
 _CUBE, _SOFTMAX, _TO_CUBE = "attention_cube.h", "attention_softmax.h", "cube_copy.h"
+_STREAM = "share_stream.h"
 _MIXED = "attention on cube and vector cores"
 
 MUTATIONS = (
@@ -192,24 +193,22 @@ MUTATIONS = (
     Mutation(
         "states folded with their weights exchanged",
         _STATE,
-        "WeightLanes(scratch.keep, into.max, scratch.new_max, lanes);\n"
-        "  WeightLanes(scratch.add, from.max, scratch.new_max, lanes);\n"
-        "  AscendC::Mul(into.sum",
-        "WeightLanes(scratch.add, into.max, scratch.new_max, lanes);\n"
-        "  WeightLanes(scratch.keep, from.max, scratch.new_max, lanes);\n"
-        "  AscendC::Mul(into.sum",
+        "AscendC::Sub(scratch.keep, into.max, scratch.new_max, lanes);\n"
+        "    AscendC::Sub(scratch.add, max, scratch.new_max, lanes);",
+        "AscendC::Sub(scratch.add, into.max, scratch.new_max, lanes);\n"
+        "    AscendC::Sub(scratch.keep, max, scratch.new_max, lanes);",
     ),
     Mutation(
         "sinks forgotten",
         _OUTPUT,
-        "JoinSinks(state, sink_lanes_",
-        "if (false) JoinSinks(state, sink_lanes_",
+        "Rescale(state, sink_lanes_",
+        "if (false) Rescale(state, sink_lanes_",
     ),
     Mutation(
         "lse copied from the wrong block",
         _OUTPUT,
-        "lse[(i - begin) * kBlockLanes]",
-        "lse[i - begin]",
+        "lse[i * kBlockLanes]",
+        "lse[i]",
     ),
     Mutation("a unit in turn left out", "work_units.h", "skip_ = next_skip_;", "++skip_;"),
     Mutation(
@@ -235,7 +234,7 @@ MUTATIONS = (
     ),
     Mutation(
         "scores not waited for",
-        _SOFTMAX,
+        _STREAM,
         "AscendC::CrossCoreWaitFlag(kScoresReady);",
         "",
         op=_MIXED,
@@ -249,7 +248,7 @@ MUTATIONS = (
     ),
     Mutation(
         "products not waited for",
-        _SOFTMAX,
+        _STREAM,
         "AscendC::CrossCoreWaitFlag(kProductsReady);",
         "",
         op=_MIXED,
@@ -287,10 +286,10 @@ MUTATIONS = (
     Mutation(
         "a buffer announced before it is filled",
         "turns.h",
-        "    return fill_;\n  }\n\n  __aicore__ inline void Filled() {\n"
-        "    AscendC::SetFlag<filled>(first + fill_);\n",
-        "    AscendC::SetFlag<filled>(first + fill_);\n"
-        "    return fill_;\n  }\n\n  __aicore__ inline void Filled() {\n",
+        "    return buffer;\n  }\n\n  // The first one that was begun is full.\n"
+        "  __aicore__ inline void Filled() {\n    AscendC::SetFlag<filled>(first + filled_);\n",
+        "    AscendC::SetFlag<filled>(first + buffer);\n"
+        "    return buffer;\n  }\n\n  __aicore__ inline void Filled() {\n",
         op=_MIXED,
     ),
     Mutation(
@@ -302,12 +301,26 @@ MUTATIONS = (
         "    return use_;\n  }\n\n  __aicore__ inline void Used() {\n",
         op=_MIXED,
     ),
-    Mutation("flags left set at the end", _CUBE, "    sum_turns_.Close();\n", "", op=_MIXED),
+    Mutation("flags left set at the end", _CUBE, "    scores_.Close();\n", "", op=_MIXED),
     Mutation(
         "results stored while the matrix unit works on them",
-        _CUBE,
-        "    sum_turns_.Filled();\n    StoreSums(exchange_.Products(step.slot)",
-        "    StoreSums(exchange_.Products(step.slot)",
+        "cube_sums.h",
+        "void End() { turns_.Filled(); }",
+        "void End() {}",
+        op=_MIXED,
+    ),
+    Mutation(
+        "both parts of a product in one buffer",
+        "cube_sums.h",
+        "return At(slots_[part]);",
+        "return At(slots_[0 * part]);",
+        op=_MIXED,
+    ),
+    Mutation(
+        "small products thought to stay in order",
+        "cube_sums.h",
+        "kOrderedProducts = 10 *",
+        "kOrderedProducts = 4 *",
         op=_MIXED,
     ),
     Mutation(
@@ -333,16 +346,16 @@ MUTATIONS = (
     ),
     Mutation(
         "values not transposed",
-        _TO_CUBE,
-        "static_cast<uint16_t>(apart), 0, 0, true, 0);",
-        "static_cast<uint16_t>(apart), 0, 0, false, 0);",
+        _CUBE,
+        "LoadRows<true>(Right(slot), values",
+        "LoadRows<false>(Right(slot), values",
         op=_MIXED,
     ),
     Mutation(
         "fractals of the left factor in the wrong order",
         _TO_CUBE,
-        "static_cast<uint16_t>(apart), 0, 0, false, 0);",
-        "static_cast<uint16_t>(apart + 1), 0, 0, false, 0);",
+        "static_cast<uint16_t>(apart), 0, 0, transposed, 0);",
+        "static_cast<uint16_t>(apart + 1), 0, 0, transposed, 0);",
         op=_MIXED,
     ),
     Mutation(
@@ -363,8 +376,8 @@ MUTATIONS = (
     Mutation(
         "results read with the wrong pitch",
         _CUBE,
-        "static_cast<uint16_t>(rows), static_cast<uint16_t>(pitch)",
-        "static_cast<uint16_t>(rows), static_cast<uint16_t>(pitch + kFractal)",
+        "static_cast<uint16_t>(pitch), static_cast<uint32_t>(width), false);",
+        "static_cast<uint16_t>(pitch + kFractal), static_cast<uint32_t>(width), false);",
         op=_MIXED,
     ),
     Mutation(
@@ -376,7 +389,7 @@ MUTATIONS = (
     ),
     Mutation(
         "both vector cores take the same rows",
-        _SOFTMAX,
+        _STREAM,
         "      share.first_row = first;\n",
         "      share.first_row = 0;\n",
         op=_MIXED,
@@ -389,17 +402,88 @@ MUTATIONS = (
         op=_MIXED,
     ),
     Mutation(
-        "one buffer of scores where two are filled",
+        "a buffer of scores too few",
+        _STREAM,
+        "InitBuffer(ring_, tiling.chunk_buffers",
+        "InitBuffer(ring_, tiling.chunk_buffers - 1",
+        op=_MIXED,
+    ),
+    Mutation(
+        "one more chunk of scores kept than there is room for",
+        _STREAM,
+        "return tiling_->chunk_buffers - 2;",
+        "return tiling_->chunk_buffers - 1;",
+        op=_MIXED,
+    ),
+    Mutation(
+        "scores that stay overwritten by others",
         _SOFTMAX,
-        "InitBuffer(scores_in_, 2",
-        "InitBuffer(scores_in_, 1",
+        "stream_.ScoredChunk(round - 1) >= stream_.Kept()",
+        "stream_.ScoredChunk(round - 1) >= 0",
+        op=_MIXED,
+    ),
+    Mutation(
+        "scores never freed",
+        _SOFTMAX,
+        "      stream_.Free(summed_.scores);\n",
+        "",
+        op=_MIXED,
+    ),
+    Mutation("products never freed", _SOFTMAX, "    stream_.Free(products.acc);\n", "", op=_MIXED),
+    Mutation(
+        "a barrier too few between the rounds",
+        _SOFTMAX,
+        "  __aicore__ inline void RunRound(int64_t round) {\n    Barrier();\n",
+        "  __aicore__ inline void RunRound(int64_t round) {\n",
+        op=_MIXED,
+    ),
+    Mutation(
+        "a barrier too few inside a round",
+        _SOFTMAX,
+        "    Barrier();\n    scored_ = TakeScored(round);\n",
+        "    scored_ = TakeScored(round);\n",
+        op=_MIXED,
+    ),
+    Mutation(
+        "a barrier too few before the last slabs of a pass",
+        _SOFTMAX,
+        "    Barrier();\n    AddLastSlabs(rounds);\n",
+        "    AddLastSlabs(rounds);\n",
+        op=_MIXED,
+    ),
+    Mutation(
+        "a slab of each chunk left out of the sums",
+        _SOFTMAX,
+        "      sums_.AddSlab(summed_, CountSlabs(summed_) - 1);\n",
+        "",
+        op=_MIXED,
+    ),
+    Mutation(
+        "the last rows of a unit not written",
+        _SOFTMAX,
+        "    while (written_rows_ < stream_.Summed().step.unit.num_rows) {\n",
+        "    while (false) {\n",
+        op=_MIXED,
+    ),
+    Mutation(
+        "the total prepared for the products of another step",
+        _SOFTMAX,
+        "ClosePass(scored, weighed, stream_.NextSummed());",
+        "ClosePass(scored, weighed, stream_.Summed());",
+        op=_MIXED,
+    ),
+    Mutation(
+        "a stage of the total's preparation left out",
+        _SOFTMAX,
+        "      OpenTotal(stage++, next_summed);\n",
+        "      OpenTotal(stage += 2, next_summed);\n",
         op=_MIXED,
     ),
     Mutation(
         "the maxima of steps in flight in one place",
         _SOFTMAX,
-        "AscendC::Muls(max_[share.step.slot], folded_",
-        "AscendC::Muls(max_[0], folded_",
+        "AscendC::Muls(max_[share.step.slot], maxima_",
+        "AscendC::Muls(max_[0], maxima_",
         op=_MIXED,
     ),
     Mutation(
@@ -484,10 +568,14 @@ def _attention_verdict(folder: Path, wanted: str) -> str:
             torch.float16, seq_lens=[1100, 20, 130], query_lens=[2, 20, 3], head_dim=80, **options
         ),
         make_case(torch.float16, seq_lens=[60], query_lens=[4], sliding_window=7, softcap=5.0),
+        make_case(torch.float16, seq_lens=[1060], query_lens=[70], num_kv_heads=1, head_dim=32),
+        make_case(torch.float16, seq_lens=[384], query_lens=[384], num_kv_heads=1, causal=False),
         make_case(torch.float16, seq_lens=[30, 200, 64], query_lens=[30, 1, 2], block_size=24),
     )
-    # The last one on a single group of cores: with more steps than are in flight at a time.
-    for case, cores in zip(cases, (48, 48, 2), strict=True):
+    # The third one has more scores than stay in UB, and rows that see nothing of a piece; the next
+    # one as many as stay. The last ones are on a single group of cores: with more steps than are in
+    # flight at a time.
+    for case, cores in zip(cases, (48, 48, 4, 2, 2), strict=True):
         run = kernel_calls.attention(
             *case.tensors, **case.options, folder=folder, seed=1, cores=cores, wanted=wanted
         )

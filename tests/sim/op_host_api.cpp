@@ -62,11 +62,12 @@ int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element
 }
 
 int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, int64_t rows, int64_t tile) {
-  return paged::attention_l1_bytes(head_dim, head_dim_v, {rows, tile, 0});
+  return paged::attention_l1_bytes(head_dim, head_dim_v, {rows, tile});
 }
 
-int64_t softmax_ub_bytes(int64_t head_dim_v, int64_t rows, int64_t tile, int64_t scores) {
-  return paged::softmax_ub_bytes(head_dim_v, {rows, tile, scores});
+int64_t softmax_ub_bytes(int64_t head_dim_v, int64_t rows, int64_t tile, int64_t buffers,
+                         int64_t has_alibi, int64_t split) {
+  return paged::softmax_ub_bytes(head_dim_v, {rows, tile}, buffers, has_alibi != 0, split != 0);
 }
 
 // `wanted` is "vector", "mixed", or empty for the usual kernel.

@@ -162,6 +162,32 @@ def test_a_hundred_orders_of_the_cores_break_no_rule_and_change_no_bit() -> None
         assert torch.equal(run(case, wanted="mixed", seed=seed).output, first.output)
 
 
+# More scores than stay in a vector core, with each number of buffers for them.
+@pytest.mark.parametrize(
+    ("buffers", "kind"),
+    [
+        (7, {"query_lens": [70, 30]}),
+        (6, {"query_lens": [70, 30], "head_dim": 128, "alibi_slopes": True}),
+        (5, {"head_dim_v": 512, "alibi_slopes": True}),
+    ],
+)
+def test_scores_that_do_not_stay_are_read_again_and_change_no_bit(
+    buffers: int, kind: dict[str, Any]
+) -> None:
+    # Some rows see nothing of the second piece.
+    case = make_case(torch.float16, seq_lens=[1060, 30], num_kv_heads=1, **kind)
+    first = run(case, wanted="mixed")
+    assert first.tiling.chunk_buffers == buffers
+    assert_close(first, in_float64(case))
+    for seed, cores in ((1, 2), (2, 4), (3, 48)):
+        assert torch.equal(run(case, wanted="mixed", seed=seed, cores=cores).output, first.output)
+    last = [0, -1] if case.query_start_loc is None else case.query_start_loc[1:] - 1
+    decode = kernel_calls.attention(
+        case.query[last], *case.tensors[1:-1], **case.options, wanted="mixed"
+    )
+    assert torch.equal(decode.output, first.output[last])
+
+
 @each_kernel
 def test_two_launches_with_one_tiling_follow_lengths_and_tables_changed_in_place(
     wanted: str,
@@ -222,12 +248,12 @@ def test_decode_on_the_cube_reads_keys_and_values_once_and_overlaps_its_work() -
 
 
 def test_prefill_keeps_the_cube_busy() -> None:
-    # With 8 KV heads the share is larger: filling and draining take less of a longer run.
+    # With fewer heads the share is smaller: filling and draining take more of a shorter run.
     case = make_case(
         torch.float16,
         seq_lens=[2048],
         query_lens=[2048],
-        num_kv_heads=2,
+        num_kv_heads=8,
         group=4,
         head_dim=128,
         block_size=128,
@@ -236,7 +262,7 @@ def test_prefill_keeps_the_cube_busy() -> None:
     counters = run(case, wanted="mixed").result.counters
     cubes = counters.of_kind(cube=True)
     busy = sum(core.busy_cycles["M"] for core in cubes) / len(cubes)
-    assert busy >= 0.45 * counters.total_cycles
+    assert busy >= 0.70 * counters.total_cycles
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

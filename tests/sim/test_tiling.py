@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -182,23 +184,29 @@ def test_the_choice_depends_on_dtype_and_head_dims_alone(
     head_dim_v=st.integers(1, 40).map(lambda n: 16 * n),
     num_tokens=st.integers(1, 300),
     group=st.integers(1, 64),
+    alibi=st.booleans(),
 )
 def test_a_mixed_plan_fits_every_memory_of_cube_and_vector_cores(
-    head_dim: int, head_dim_v: int, num_tokens: int, group: int
+    head_dim: int, head_dim_v: int, num_tokens: int, group: int, alibi: bool
 ) -> None:
     data = shape(
         num_tokens=num_tokens, num_heads=8 * group, head_dim=head_dim, head_dim_v=head_dim_v
     )
     data.has_query_start_loc = True
+    data.has_alibi_slopes = alibi
     answer = host.plan_attention(data, "float16")
     if answer.stem != b"attention_mixed":
         return
     library = host.library()
-    assert data.chunk_scores >= 8 * head_dim_v  # rows of output that leave at a time
     assert data.max_rows in (16, 32, 64, 128)
     assert data.tile in (16, 32, 64, 128)
-    ub = library.softmax_ub_bytes(head_dim_v, data.max_rows, data.tile, data.chunk_scores)
-    assert ub <= library.usable_ub()
+    assert data.part_elements >= 8 * head_dim_v  # rows of output that leave at a time
+    ub = partial(library.softmax_ub_bytes, head_dim_v, data.max_rows, data.tile)
+    most_buffers = 6 if data.split else 7  # two more are for states
+    assert 5 <= data.chunk_buffers <= most_buffers
+    assert ub(data.chunk_buffers, alibi, data.split) <= library.usable_ub()
+    if data.chunk_buffers < most_buffers:
+        assert ub(data.chunk_buffers + 1, alibi, data.split) > library.usable_ub()
     l1 = library.attention_l1_bytes(head_dim, head_dim_v, data.max_rows, data.tile)
     assert l1 <= library.usable_l1()
     half_of_l0, half_of_l0c = 32 * 1024, 64 * 1024
@@ -208,11 +216,11 @@ def test_a_mixed_plan_fits_every_memory_of_cube_and_vector_cores(
     assert data.key_columns % 16 == data.value_columns % 16 == 0
 
 
-def test_the_exchange_holds_four_steps_of_a_short_table_and_no_more() -> None:
+def test_the_exchange_holds_five_steps_of_a_short_table_and_no_more() -> None:
     data = shape(batch=3, capacity=200)
     answer = host.plan_attention(data, "float16")
     assert data.exchange_keys == 256
-    assert data.exchange_bytes == 4 * 16 * (256 * (4 + 2) + 128 * 4) + 256
+    assert data.exchange_bytes == 5 * 16 * (256 * (4 + 2) + 128 * 4) + 256
     assert answer.workspace_bytes == answer.num_cores * data.exchange_bytes
 
 

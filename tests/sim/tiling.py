@@ -60,7 +60,8 @@ class AttentionTilingData(ctypes.Structure):
                 "max_pieces",
                 "key_columns",
                 "value_columns",
-                "chunk_scores",
+                "chunk_buffers",
+                "part_elements",
                 "exchange_keys",
                 "exchange_bytes",
             )
@@ -135,7 +136,7 @@ def library() -> Any:
         "usable_l1": 0,
         "attention_ub_bytes": 5,
         "attention_l1_bytes": 4,
-        "softmax_ub_bytes": 4,
+        "softmax_ub_bytes": 6,
     }
     for name, arguments in counts.items():
         getattr(loaded, name).restype = ctypes.c_int64
