@@ -52,9 +52,33 @@ struct ProductsOfPairs {
 };
 template <>
 struct Products<BFloat16> : ProductsOfPairs<BFloat16> {};
-#if defined(PAGED_HAS_INTERLEAVED_ROWS)
+#if defined(PAGED_HAS_FLOAT8_TABLES)
+// The same for float8, of which 64 are looked up at a time.
 template <class T>
-struct Products<Paired<T>> : ProductsOfPairs<T> {};
+struct Products<Paired<T>> : ProductsOfPairs<T> {
+  using Query = BFloat16;
+  struct Operand {
+    IntVec pairs[2];
+  };
+  static constexpr int kStep = 4 * kLanes;
+  PAGED_INLINE static Operand query(const Query* q) {
+    return {{load_pairs(q, 2 * kLanes), load_pairs(q + 2 * kLanes, 2 * kLanes)}};
+  }
+  PAGED_INLINE static Operand key(const T* k) { return key_partial(k, kStep); }
+  PAGED_INLINE static Operand key_partial(const T* k, int64_t n) {
+    Operand key;
+    load_64_pairs(k, n, key.pairs);
+    return key;
+  }
+  PAGED_INLINE static Vec add(Vec acc, Operand q, Operand k) {
+    return dot_pairs(q.pairs[1], k.pairs[1], dot_pairs(q.pairs[0], k.pairs[0], acc));
+  }
+  PAGED_INLINE static void prepare(const BFloat16* row, int64_t head_dim, Query* out) {
+    const int64_t padded = round_up(head_dim, kStep);
+    std::memset(out, 0, static_cast<size_t>(padded) * sizeof(Query));
+    std::memcpy(out, row, static_cast<size_t>(head_dim) * sizeof(Query));
+  }
+};
 #endif
 #endif
 

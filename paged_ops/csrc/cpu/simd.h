@@ -63,6 +63,8 @@ constexpr bool kIsFloat8<Float8E4M3> = true;
 template <>
 constexpr bool kIsFloat8<Float8E5M2> = true;
 template <class T>
+constexpr bool kIsFloat8<Paired<T>> = kIsFloat8<T>;
+template <class T>
 constexpr bool kIsBFloat16 = false;
 template <>
 constexpr bool kIsBFloat16<BFloat16> = true;

@@ -21,6 +21,19 @@ struct WeightedSum {
   int64_t acc_stride;
 };
 
+template <class T, int kVecs>
+PAGED_INLINE void load_vectors(const T* from, Vec (&out)[kVecs]) {
+#if defined(PAGED_HAS_FLOAT8_TABLES)
+  if constexpr (kIsFloat8<T> && kVecs % 4 == 0) {
+#pragma GCC unroll 2
+    for (int i = 0; i < kVecs; i += 4) load_four(from + i * kLanes, out + i);
+    return;
+  }
+#endif
+#pragma GCC unroll 8
+  for (int i = 0; i < kVecs; ++i) out[i] = load(from + i * kLanes);
+}
+
 // kRows rows, elements [d, d + kVecs * kLanes).
 template <class T, int kRows, int kVecs>
 PAGED_INLINE void sum_block(const WeightedSum<T>& sum, int64_t row, int64_t d) {
@@ -33,8 +46,7 @@ PAGED_INLINE void sum_block(const WeightedSum<T>& sum, int64_t row, int64_t d) {
   }
   for (int64_t k = sum.key_begin; k < sum.key_end; ++k) {
     Vec value[kVecs];
-#pragma GCC unroll 8
-    for (int i = 0; i < kVecs; ++i) value[i] = load(sum.values[k] + d + i * kLanes);
+    load_vectors(sum.values[k] + d, value);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const Vec weight = broadcast(sum.weights[(row + r) * sum.weight_stride + k]);

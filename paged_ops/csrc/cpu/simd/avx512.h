@@ -178,11 +178,12 @@ PAGED_INLINE IntVec high_halves(Vec first, Vec second) {
 PAGED_INLINE IntVec narrow_pair(Vec first, Vec second) {
   return (IntVec)_mm512_cvtne2ps_pbh(second, first);
 }
-// The same of a quantised row. A bfloat16 holds each of its values.
+// The same of a row of int8, each of which a bfloat16 holds.
 PAGED_INLINE IntVec pairs_of(__m256i bits, Int8) {
   return narrow_pair(widen(_mm256_castsi256_si128(bits), Int8{}),
                      widen(_mm256_extracti128_si256(bits, 1), Int8{}));
 }
+// The same of a row of float8.
 template <class T>
 PAGED_INLINE IntVec pairs_of(__m256i bits, T) {
   const __m512i words = _mm512_cvtepu8_epi16(bits);
@@ -195,6 +196,58 @@ PAGED_INLINE IntVec load_pairs(const T* p, int64_t n) {
   if (n >= 32) return pairs_of(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), T{});
   const uint32_t first = n > 0 ? (1u << n) - 1 : 0;
   return pairs_of(_mm256_maskz_loadu_epi8(first, p), T{});
+}
+
+#define PAGED_HAS_FLOAT8_TABLES
+
+// 64 elements of float8 as bfloat16, after `order` has moved their bytes: words[0] takes the first
+// eight bytes of each 128-bit quarter, words[1] the last eight.
+template <class T>
+PAGED_INLINE void bfloat16_of(__m512i bits, __m512i order, T, __m512i (&words)[2]) {
+  const Float8Tables<T>& tables = kFloat8Tables<T>;
+  const auto half = [](const uint8_t* table, int i) { return _mm512_load_si512(table + 64 * i); };
+  bits = _mm512_permutexvar_epi8(order, bits);
+  const __m512i low = _mm512_permutex2var_epi8(half(tables.low, 0), bits, half(tables.low, 1));
+  __m512i high = _mm512_permutex2var_epi8(half(tables.high, 0), bits, half(tables.high, 1));
+  high = _mm512_ternarylogic_epi32(bits, _mm512_set1_epi8(-128), high, 0xea);
+  words[0] = _mm512_unpacklo_epi8(low, high);
+  words[1] = _mm512_unpackhi_epi8(low, high);
+}
+// An order of bytes in which a quarter holds kRun neighbours from each of 16 / kRun parts of
+// the 64.
+template <int kRun>
+struct BytesByQuarter {
+  alignas(64) uint8_t order[64];
+
+  constexpr BytesByQuarter() : order() {
+    for (int i = 0; i < 64; ++i) {
+      const int quarter = i / 16, part = i % 16 / kRun;
+      order[i] = static_cast<uint8_t>(part * 4 * kRun + quarter * kRun + i % kRun);
+    }
+  }
+};
+template <int kRun>
+constexpr BytesByQuarter<kRun> kBytesByQuarter;
+
+// Pairs from the first n of 64 elements, zeros after them.
+template <class T>
+PAGED_INLINE void load_64_pairs(const T* p, int64_t n, IntVec (&pairs)[2]) {
+  const uint64_t first = n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1;
+  __m512i words[2];
+  bfloat16_of(_mm512_maskz_loadu_epi8(first, p), _mm512_load_si512(kBytesByQuarter<8>.order), T{},
+              words);
+  pairs[0] = (IntVec)words[0];
+  pairs[1] = (IntVec)words[1];
+}
+// Four vectors of floats.
+template <class T>
+PAGED_INLINE void load_four(const T* p, Vec* out) {
+  __m512i words[2];
+  bfloat16_of(_mm512_loadu_si512(p), _mm512_load_si512(kBytesByQuarter<4>.order), T{}, words);
+  for (int i = 0; i < 2; ++i) {
+    out[2 * i] = (Vec)_mm512_unpacklo_epi16(_mm512_setzero_si512(), words[i]);
+    out[2 * i + 1] = (Vec)_mm512_unpackhi_epi16(_mm512_setzero_si512(), words[i]);
+  }
 }
 // The pairs of each of 32 columns of two rows, of which the first num_a and num_b are there.
 template <class T>
