@@ -154,10 +154,16 @@ def test_a_value_that_a_row_does_not_see_changes_no_bit_of_it_on_the_cube(
     assert not poisoned.output[first:last].isfinite().any()
 
 
-def test_a_hundred_orders_of_the_cores_break_no_rule_and_change_no_bit() -> None:
-    case = make_case(torch.float16, num_kv_heads=1, head_dim=32, **LONG)
+# Pieces spread over the groups; and whole units, with more scores than stay in UB.
+@pytest.mark.parametrize(
+    ("kind", "split"), [(LONG, 1), ({"seq_lens": [1060], "query_lens": [70]}, 0)]
+)
+def test_a_hundred_orders_of_the_cores_break_no_rule_and_change_no_bit(
+    kind: dict[str, Any], split: int
+) -> None:
+    case = make_case(torch.float16, num_kv_heads=1, head_dim=32, **kind)
     first = run(case, wanted="mixed")
-    assert first.tiling.split == 1
+    assert first.tiling.split == split
     for seed in range(1, 101):
         assert torch.equal(run(case, wanted="mixed", seed=seed).output, first.output)
 
