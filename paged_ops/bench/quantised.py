@@ -137,9 +137,10 @@ def _fill(
     key_scale: Tensor | None,
     value_scale: Tensor | None,
 ) -> None:
-    """Write normal keys and values everywhere, a part at a time."""
+    """Write normal keys and values everywhere, a part at a time: the same into every pool."""
     num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
-    rows = torch.randn(1024, num_kv_heads, head_dim).bfloat16()
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(1024, num_kv_heads, head_dim, generator=generator).bfloat16()
     values = rows[..., : value_cache.shape[3]]
     for start in range(0, num_blocks * block_size, len(rows)):
         slots = torch.arange(start, min(start + len(rows), num_blocks * block_size))
