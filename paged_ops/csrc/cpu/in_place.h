@@ -5,11 +5,69 @@
 #include "cpu/piece.h"
 #include "cpu/weighted_sum.h"
 #if defined(PAGED_HAS_INTERLEAVED_ROWS)
+#include "cpu/transposed_keys.h"
 #include "cpu/weighted_pairs.h"
 #endif
 
 namespace paged::cpu {
 namespace {
+
+// How keys are multiplied with prepared queries: where they lie.
+template <class T>
+class Scores {
+ public:
+  using Query = typename Products<T>::Query;
+
+  PAGED_INLINE Scores(const AttentionParams& params, Memory&)
+      : head_dim_(params.pool.key.head_dim) {}
+
+  // Prepares for a span of `num_rows` rows.
+  PAGED_INLINE void look_up(const RowStream<T>&, int64_t) const {}
+
+  // Writes the scores of `keys`, and others of no meaning in the chunks that hold them.
+  PAGED_INLINE void multiply(const RowStream<T>& stream, const Query* queries, int64_t num_rows,
+                             Visible keys, float* scores) const {
+    dot_products<T>(queries, num_rows, stream.key_rows() + keys.first, keys.last - keys.first,
+                    head_dim_, scores + keys.first, kScoreStride);
+  }
+
+ private:
+  int64_t head_dim_;
+};
+
+#if defined(PAGED_HAS_INTERLEAVED_ROWS)
+// Blocks of rows share a panel of transposed keys; a single block reads them where they lie, once
+// they are asked for.
+template <>
+class Scores<BFloat16> {
+ public:
+  PAGED_INLINE Scores(const AttentionParams& params, Memory& memory)
+      : head_dim_(params.pool.key.head_dim),
+        steps_(prepared_stride<BFloat16>(head_dim_) / Products<BFloat16>::kStep),
+        panel_{memory.take<int32_t>(kPiece * kLanes * steps_), steps_} {}
+
+  PAGED_INLINE void look_up(const RowStream<BFloat16>& stream, int64_t num_rows) {
+    is_packed_ = num_rows > kBlockRows;
+    if (is_packed_) pack_keys(stream, head_dim_, panel_);
+  }
+
+  PAGED_INLINE void multiply(const RowStream<BFloat16>& stream, const BFloat16* queries,
+                             int64_t num_rows, Visible keys, float* scores) const {
+    if (is_packed_) {
+      multiply_packed(queries, num_rows, panel_, keys, scores, kScoreStride);
+    } else {
+      dot_products<BFloat16>(queries, num_rows, stream.key_rows() + keys.first,
+                             keys.last - keys.first, head_dim_, scores + keys.first, kScoreStride);
+    }
+  }
+
+ private:
+  int64_t head_dim_;
+  int64_t steps_;
+  KeyPanel panel_;
+  bool is_packed_ = false;
+};
+#endif
 
 // How values are summed: key by key, with float32 weights.
 template <class T>
@@ -109,12 +167,14 @@ class InPlace {
         scores_(memory.take<float>(kBlockRows * kScoreStride)),
         values_(memory.take<float>(kBlockRows * columns_)),
         stream_(params, memory),
+        products_(params, memory),
         sums_(params, memory),
         end_(memory.address()) {}
 
   // Prepares for rows of the span; false if it sees no key of the piece.
   bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece) {
     if (!cpu::look_up(params, span, piece, stream_)) return false;
+    products_.look_up(stream_, span.num_rows);
     sums_.look_up(stream_, span.num_rows);
     is_read_once_ = span.num_rows <= kBlockRows;
     // Nothing has asked for the first rows of the first piece.
@@ -171,11 +231,11 @@ class InPlace {
   void multiply_keys(const AttentionParams& params, const RowSpan& rows, Visible keys) {
     const int64_t head_dim = params.pool.key.head_dim;
     const int64_t tile = is_read_once_ ? kReadTile : kTile;
-    for (int64_t key = keys.first; key < keys.last; key += tile) {
-      const int64_t count = keys.last - key < tile ? keys.last - key : tile;
-      prefetch(key - stream_.keys.first, key + count - stream_.keys.first, head_dim);
-      dot_products<T>(queries_, rows.num_rows, stream_.key_rows() + key, count, head_dim,
-                      scores_ + key, kScoreStride);
+    for (int64_t key = keys.first / tile * tile; key < keys.last; key += tile) {
+      const Visible part = {key < keys.first ? keys.first : key,
+                            keys.last - key < tile ? keys.last : key + tile};
+      prefetch(part.first - stream_.keys.first, part.last - stream_.keys.first, head_dim);
+      products_.multiply(stream_, queries_, rows.num_rows, part, scores_);
     }
   }
 
@@ -202,6 +262,7 @@ class InPlace {
   float* scores_;   // [kBlockRows][kScoreStride]
   float* values_;   // [kBlockRows][columns_]
   RowStream<T> stream_;
+  Scores<T> products_;
   ValueSums<T> sums_;
   uintptr_t end_;
   bool is_read_once_ = false;

@@ -123,11 +123,12 @@ PAGED_INLINE void store_partial(T* p, Vec x, int64_t n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(x, T{}));
 }
 
-// The four 128-bit quarters at p and at 4, 8 and 12 strides from it. Loading them one by one costs
-// no shuffle.
-PAGED_INLINE __m512i load_quarters(const int32_t* p, int64_t stride) {
+// The 128-bit quarters at row_at(0), row_at(4), row_at(8) and row_at(12). Loading them one by one
+// costs no shuffle.
+template <class F>
+PAGED_INLINE __m512i load_quarters(F row_at) {
   const auto quarter = [&](int i) {
-    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 4 * i * stride));
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(row_at(4 * i)));
   };
   __m512i x = _mm512_castsi128_si512(quarter(0));
   x = _mm512_inserti32x4(x, quarter(1), 1);
@@ -135,15 +136,16 @@ PAGED_INLINE __m512i load_quarters(const int32_t* p, int64_t stride) {
   return _mm512_inserti32x4(x, quarter(3), 3);
 }
 
-// out[i * out_stride + j] = rows[j * stride + i] for kLanes rows of kLanes units.
-PAGED_INLINE void transpose_rows(const int32_t* rows, int64_t stride, int32_t* out,
-                                 int64_t out_stride) {
+// out[i * out_stride + j] = unit i of row j, which is at unit_at(j, i), for kLanes rows of kLanes
+// units.
+template <class F>
+PAGED_INLINE void transpose_units(F unit_at, int32_t* out, int64_t out_stride) {
 #pragma GCC unroll 4
   for (int i = 0; i < kLanes; i += 4) {
-    const __m512i a = load_quarters(rows + i, stride);
-    const __m512i b = load_quarters(rows + stride + i, stride);
-    const __m512i c = load_quarters(rows + 2 * stride + i, stride);
-    const __m512i d = load_quarters(rows + 3 * stride + i, stride);
+    const __m512i a = load_quarters([&](int j) { return unit_at(j, i); });
+    const __m512i b = load_quarters([&](int j) { return unit_at(j + 1, i); });
+    const __m512i c = load_quarters([&](int j) { return unit_at(j + 2, i); });
+    const __m512i d = load_quarters([&](int j) { return unit_at(j + 3, i); });
     const __m512i ab_low = _mm512_unpacklo_epi32(a, b);
     const __m512i ab_high = _mm512_unpackhi_epi32(a, b);
     const __m512i cd_low = _mm512_unpacklo_epi32(c, d);
@@ -153,6 +155,17 @@ PAGED_INLINE void transpose_rows(const int32_t* rows, int64_t stride, int32_t* o
     _mm512_storeu_si512(out + (i + 2) * out_stride, _mm512_unpacklo_epi64(ab_high, cd_high));
     _mm512_storeu_si512(out + (i + 3) * out_stride, _mm512_unpackhi_epi64(ab_high, cd_high));
   }
+}
+
+// Of rows `stride` units apart.
+PAGED_INLINE void transpose_rows(const int32_t* rows, int64_t stride, int32_t* out,
+                                 int64_t out_stride) {
+  transpose_units([&](int j, int i) { return rows + j * stride + i; }, out, out_stride);
+}
+// Of rows of pairs, wherever they are.
+PAGED_INLINE void transpose_pairs(const BFloat16* const (&rows)[kLanes], int32_t* out,
+                                  int64_t out_stride) {
+  transpose_units([&](int j, int i) { return rows[j] + 2 * i; }, out, out_stride);
 }
 
 #if defined(PAGED_ISA_AVX512BF16) || defined(PAGED_ISA_AMX)
@@ -272,6 +285,7 @@ PAGED_INLINE float sum(Vec x) { return _mm512_reduce_add_ps(x); }
 PAGED_INLINE float max(Vec x) { return _mm512_reduce_max_ps(x); }
 
 // Halves four times: first the vectors pairwise within 128-bit quarters, then the quarters.
+// cpu/transposed_keys.h adds in the same order.
 PAGED_INLINE Vec sum_each(const Vec (&accs)[kLanes]) {
   Vec pairs[8];
 #pragma GCC unroll 8
