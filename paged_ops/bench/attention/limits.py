@@ -62,9 +62,12 @@ def limits(inputs: Inputs) -> dict[str, Callable[[], object]]:
     -------
     dict of str to callable
         "read" reads the pool from its start to its end, "blocks" the same blocks in the order of
-        the tables, "matmul" multiplies two matrices of the workload's dtype with `MATMUL_FLOPS`.
+        the tables, "matmul" multiplies two matrices of the workload's dtype, float32 for float16,
+        with `MATMUL_FLOPS`.
     """
-    left, right = torch.randn(2, _SIDE, _SIDE).to(inputs.workload.dtype)
+    # Where a processor has no float16 arithmetic, torch's product takes seconds.
+    dtype = inputs.workload.dtype
+    left, right = torch.randn(2, _SIDE, _SIDE).to(torch.float32 if dtype == torch.half else dtype)
     found: dict[str, Callable[[], object]] = {"matmul": lambda: torch.mm(left, right)}
     order = inputs.block_tables[inputs.block_tables >= 0]
     for name, tables in (("read", order.sort().values), ("blocks", order)):
