@@ -288,7 +288,8 @@ def test_gather_kv_on_npu_tensors_is_refused_by_name() -> None:
 
 def test_quantised_caches_and_tree_masks_on_the_npu_are_refused_by_name() -> None:
     query, _, _, tables, lengths = Decode().arguments("npu:0")
-    caches = [torch.zeros(NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM).char().npu()] * 2
+    shape = (NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    caches = [torch.zeros(shape, dtype=torch.int8).npu() for _ in range(2)]
     scales = {name: torch.ones(()).npu() for name in ("key_scale", "value_scale")}
     new = torch.zeros(1, NUM_KV_HEADS, HEAD_DIM).half().npu()
     refusal = "key_cache is torch.int8 on an NPU"
