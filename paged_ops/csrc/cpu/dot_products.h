@@ -29,6 +29,13 @@ struct Products {
 };
 
 #if defined(PAGED_HAS_BF16_PAIRS)
+// Copies a row and fills it with zeros up to a multiple of `step`.
+PAGED_INLINE void copy_padded(const BFloat16* row, int64_t head_dim, int64_t step, BFloat16* out) {
+  const int64_t padded = round_up(head_dim, step);
+  std::memset(out, 0, static_cast<size_t>(padded) * sizeof(BFloat16));
+  std::memcpy(out, row, static_cast<size_t>(head_dim) * sizeof(BFloat16));
+}
+
 // In pairs: two products at a time, exact, added in float32.
 template <class T>
 struct ProductsOfPairs {
@@ -45,9 +52,7 @@ struct ProductsOfPairs {
   PAGED_INLINE static Vec add(Vec acc, Operand q, Operand k) { return dot_pairs(q, k, acc); }
 #endif
   PAGED_INLINE static void prepare(const BFloat16* row, int64_t head_dim, Query* out) {
-    const int64_t padded = round_up(head_dim, kStep);
-    std::memset(out, 0, static_cast<size_t>(padded) * sizeof(Query));
-    std::memcpy(out, row, static_cast<size_t>(head_dim) * sizeof(Query));
+    copy_padded(row, head_dim, kStep, out);
   }
 };
 template <>
@@ -74,9 +79,7 @@ struct Products<Paired<T>> : ProductsOfPairs<T> {
     return dot_pairs(q.pairs[1], k.pairs[1], dot_pairs(q.pairs[0], k.pairs[0], acc));
   }
   PAGED_INLINE static void prepare(const BFloat16* row, int64_t head_dim, Query* out) {
-    const int64_t padded = round_up(head_dim, kStep);
-    std::memset(out, 0, static_cast<size_t>(padded) * sizeof(Query));
-    std::memcpy(out, row, static_cast<size_t>(head_dim) * sizeof(Query));
+    copy_padded(row, head_dim, kStep, out);
   }
 };
 #endif

@@ -57,6 +57,12 @@ struct PieceScales {
   float* value;
 };
 
+// The elements of a row of K or V, whichever has more.
+PAGED_INLINE int64_t longest_row(const AttentionParams& params) {
+  const int64_t key = params.pool.key.head_dim, value = params.pool.value.head_dim;
+  return key > value ? key : value;
+}
+
 // The rows of K, then those of V, of the keys of one piece, in the order they are read, and the
 // first of the next piece. Where values are keys, the rows of K serve both.
 template <class T>
@@ -75,10 +81,7 @@ struct RowStream {
   T* zeros;  // a row of V or K, to be read in the place of one that must not be
 
   PAGED_INLINE RowStream(const AttentionParams& params, Memory& memory) : scales{} {
-    const int64_t longest = params.pool.key.head_dim > params.pool.value.head_dim
-                                ? params.pool.key.head_dim
-                                : params.pool.value.head_dim;
-    if (params.tree_mask.data != nullptr) zeros = memory.take<T>(longest);
+    if (params.tree_mask.data != nullptr) zeros = memory.take<T>(longest_row(params));
     if constexpr (kIsQuantised<T>) {
       scales = {memory.take<float>(kPiece), memory.take<float>(kPiece)};
     }
@@ -185,11 +188,7 @@ PAGED_INLINE void hide_rows(const AttentionParams& params, const RowSpan& span, 
   const int64_t token = query_row(params, span, 0).token;
   const int64_t first_new = first_new_key(params, span.sequence, piece);
   const Visible keys = stream.keys;
-  std::memset(stream.zeros, 0,
-              static_cast<size_t>(params.pool.key.head_dim > params.pool.value.head_dim
-                                      ? params.pool.key.head_dim
-                                      : params.pool.value.head_dim) *
-                  sizeof(T));
+  std::memset(stream.zeros, 0, static_cast<size_t>(longest_row(params)) * sizeof(T));
   for (int64_t key = first_new > keys.first ? first_new : keys.first; key < keys.last; ++key) {
     if (params.tree_mask.at(token, key - first_new)) continue;
     stream.rows[key - keys.first] = stream.zeros;
