@@ -81,7 +81,7 @@ test-torch:
 	mkdir -p $(COPY)
 	cp -r tests pyproject.toml $(COPY)
 	cd $(COPY) && $(abspath $(VENV_TORCH))/bin/python -m paged_ops
-	cd $(COPY) && $(abspath $(VENV_TORCH))/bin/python -m pytest -q tests/test_compile.py $(OP_TESTS)
+	cd $(COPY) && $(abspath $(VENV_TORCH))/bin/python -m pytest -q tests/ops/test_compile.py $(OP_TESTS)
 
 nightly: $(VENV)/.test $(LIBRARY)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -m hypothesis
@@ -143,7 +143,7 @@ $(LIBRARY): $(BUILD_INPUT) $(VENV)/.torch
 # for, since the interpreter never frees all that it holds.
 
 SANITIZED   := build/sanitize/$(LIBRARY)
-OP_TESTS     = $(wildcard tests/test_attention*.py) $(addprefix tests/test_,bad_input.py \
+OP_TESTS     = $(wildcard tests/ops/test_attention*.py) $(addprefix tests/ops/test_,bad_input.py \
                copy_blocks.py gather_kv.py merge_states.py write_kv.py)
 RUNTIMES     = $(foreach name,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(name).so))
 SANITIZERS   = LD_PRELOAD='$(RUNTIMES)' PAGED_LIBRARY='$(abspath $(SANITIZED))' \
@@ -156,7 +156,7 @@ $(SANITIZED): $(BUILD_INPUT) $(VENV)/.torch
 
 sanitize: $(VENV)/.test $(SANITIZED)
 	$(SANITIZERS) HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q --capture=sys $(OP_TESTS) \
-		tests/test_quantised.py tests/test_tree_mask.py
+		tests/ops/test_quantised.py tests/ops/test_tree_mask.py
 	$(SANITIZERS) $(BIN)/python -m tests.fuzz --calls $(FUZZ_CALLS)
 
 # Not in CI. The kernels run in a program of their own: torch and Python would drown their reports.

@@ -5,8 +5,8 @@ Importing the package loads the compiled library and registers the ops.
 
 from paged_ops._load import BackendInfo, backend_info, npu_attention_kernel
 from paged_ops.attention import PagedAttention
-from paged_ops.batch import Batch, build_batch
-from paged_ops.block_manager import BlockManager, OutOfBlocks, UnknownRequest
+from paged_ops.batch.batch import Batch, build_batch
+from paged_ops.blocks.manager import BlockManager, OutOfBlocks, UnknownRequest
 from paged_ops.functional import (
     attention,
     attention_with_lse,
@@ -15,7 +15,7 @@ from paged_ops.functional import (
     merge_states,
     write_kv,
 )
-from paged_ops.kv_cache import PagedKVCache
+from paged_ops.pool.kv_cache import PagedKVCache
 
 __version__ = "0.1.0"
 

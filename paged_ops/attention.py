@@ -7,10 +7,11 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import nn
 
-from paged_ops.batch import build_batch, checked_query_lens
-from paged_ops.block_manager import BlockManager, UnknownRequest, checked_int
+from paged_ops.arguments import checked_int
+from paged_ops.batch.batch import build_batch, checked_query_lens
+from paged_ops.blocks.manager import BlockManager, UnknownRequest
 from paged_ops.functional import attention, write_kv
-from paged_ops.kv_cache import PagedKVCache
+from paged_ops.pool.kv_cache import PagedKVCache
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 INT64_MAX = 2**63 - 1

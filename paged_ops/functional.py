@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-import paged_ops._ops  # noqa: F401  (registers the ops)
+import paged_ops.ops.registration  # noqa: F401  (registers the ops)
 
 
 def attention(

@@ -67,6 +67,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paged_ops.dtypes import LARGEST_ELEMENT, as_bytes
+
 __all__ = [
     "attention",
     "attention_by_blocks",
@@ -461,9 +463,9 @@ def copy_blocks(
     written += [s for s in (key_scale, value_scale) if s is not None and s.dim() == 3]
     # Indexing with a tensor copies. All is read before anything is written, because one cache may
     # be a view of the other (value_cache = key_cache[..., :head_dim_v]).
-    contents = [_as_bytes(tensor)[source] for tensor in written]
+    contents = [as_bytes(tensor)[source] for tensor in written]
     for tensor, content in zip(written, contents, strict=True):
-        _as_bytes(tensor)[destination] = content
+        as_bytes(tensor)[destination] = content
 
 
 def gather_kv(
@@ -530,15 +532,12 @@ def gather_kv(
     return pack(key_cache, key_scale), pack(value_cache, value_scale)
 
 
-_LARGEST_ELEMENT = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
-
-
 class _Half:
     """K or V of the pool: a cache and, where it is quantised, its scales."""
 
     def __init__(self, cache: Tensor, scale: Tensor | None) -> None:
         self.cache = cache
-        self.is_quantised = cache.dtype in _LARGEST_ELEMENT
+        self.is_quantised = cache.dtype in LARGEST_ELEMENT
         if scale is None and cache.dtype == torch.int8:
             raise ValueError("an int8 cache means nothing without its scales")
         self.chooses_scales = scale is not None and scale.dim() == 3
@@ -549,7 +548,7 @@ class _Half:
 
     def rows(self, block: Tensor | int, offset: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the rows of some tokens, ``[n, num_kv_heads, ...]``."""
-        rows = _as_bytes(self.cache)[block, offset].view(self.cache.dtype).to(dtype)
+        rows = as_bytes(self.cache)[block, offset].view(self.cache.dtype).to(dtype)
         if not self.is_quantised:
             return rows
         return rows * self.scale[block, offset].to(dtype).unsqueeze(-1)
@@ -566,7 +565,7 @@ class _Half:
             self.cache[block, offset] = rows
             return
         rows = rows.float()
-        largest = _LARGEST_ELEMENT[self.cache.dtype]
+        largest = LARGEST_ELEMENT[self.cache.dtype]
         if self.chooses_scales:
             scale = rows.abs().amax(dim=1) / largest
             self.scale[block, offset] = torch.where(scale.isfinite(), scale, math.nan)
@@ -577,11 +576,6 @@ class _Half:
         else:
             elements = ratio.clamp(-largest, largest)
         self.cache[block, offset] = elements.to(self.cache.dtype)
-
-
-def _as_bytes(cache: Tensor) -> Tensor:
-    """View an 8-bit tensor as integers: torch can't index a float8 one with a tensor."""
-    return cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from paged_ops import functional, reference
-from paged_ops.cache_scales import QUANTISED_DTYPES
+from paged_ops.dtypes import FLOAT_DTYPES, QUANTISED_DTYPES
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BLOCK_SIZE, NUM_BLOCKS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 32, 6, 2, 24
 SEQ_LENS, QUERY_LENS = (37, 1, 0, 12), (5, 1, 0, 12)
 
@@ -53,7 +52,7 @@ def self_test() -> Iterator[Finding]:
     >>> all(finding.passed for finding in self_test())
     True
     """
-    for dtype in (*DTYPES, *QUANTISED_DTYPES):
+    for dtype in (*FLOAT_DTYPES, *QUANTISED_DTYPES):
         generator = torch.Generator().manual_seed(0)
         for name, op in CHECKS.items():
             if name == "merge_states" and dtype in QUANTISED_DTYPES:

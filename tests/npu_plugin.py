@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.npu_environment -m pytest -p tests.npu_plugin tests/test_attention.py
+    python -m tests.npu_environment -m pytest -p tests.npu_plugin tests/ops/test_attention.py
 
 Every call of an op on CPU tensors is then made on ``npu:0``: the tensors go there with their
 strides and with whatever shares their memory, and results and written tensors come back. So one

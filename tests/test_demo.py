@@ -21,15 +21,6 @@ from torch import Tensor
 from paged_ops.demo import __main__ as command
 from paged_ops.demo import engine as engine_module
 from paged_ops.demo.corpus import END_OF_TEXT, HELD_OUT, clean, read_works
-from paged_ops.demo.engine import (
-    Engine,
-    Request,
-    Sampler,
-    Snapshot,
-    State,
-    StepReport,
-    compare_with_contiguous,
-)
 from paged_ops.demo.model import (
     FOLDER,
     ContiguousAttention,
@@ -41,6 +32,15 @@ from paged_ops.demo.model import (
 from paged_ops.demo.pool_picture import draw_owners, draw_pool, letter, save_image
 from paged_ops.demo.tokenizer import Tokenizer
 from paged_ops.demo.train import Recipe, evaluate, train
+from paged_ops.engine import (
+    Engine,
+    Request,
+    Sampler,
+    Snapshot,
+    State,
+    StepReport,
+    compare_with_contiguous,
+)
 
 PROMPTS = ("ROMEO:", "To be, or not to be,\nthat is the question", "O", "MACBETH:\nIs this a", "[")
 NEW_TOKENS = (24, 17, 30, 9, 24)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from paged_ops.demo.engine import Engine, Request, Sampler, State
 from paged_ops.demo.llama import load_llama, load_tokenizer
+from paged_ops.engine import Engine, Request, Sampler, State
 from paged_ops.integrations.transformers import PackedModel
 
 SCENE = (

@@ -23,15 +23,15 @@ from paged_ops.bench.stories260k import (
     encode,
     load_stories260k,
 )
-from paged_ops.cache_scales import GRANULARITIES, QUANTISED_DTYPES
 from paged_ops.demo.corpus import HELD_OUT, read_works
-from paged_ops.demo.engine import PagedLayers
 from paged_ops.demo.model import ContiguousAttention, LanguageModel, load_model, read_config
 from paged_ops.demo.tokenizer import Tokenizer
+from paged_ops.dtypes import LARGEST_ELEMENT, QUANTISED_DTYPES
+from paged_ops.engine import PagedLayers
+from paged_ops.pool.scales import GRANULARITIES
 
 BLOCK_SIZE = 16
 CALIBRATION_TOKENS = 64
-LARGEST_ELEMENT = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 
 class Form(NamedTuple):

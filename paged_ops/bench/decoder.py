@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from paged_ops import Batch, PagedKVCache
-from paged_ops.demo.engine import PagedLayers
 from paged_ops.demo.model import LanguageModel, ModelConfig
+from paged_ops.engine import PagedLayers
 
 TINY = ModelConfig(
     vocab_size=64, dim=32, num_heads=4, num_kv_heads=2, head_dim=8, hidden_dim=64,

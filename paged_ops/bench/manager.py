@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from paged_ops.batch import build_batch
-from paged_ops.block_manager import BlockManager
-from paged_ops.decode_batches import DecodeBatches
-from paged_ops.prefix_digest import chain_digests
+from paged_ops.batch.batch import build_batch
+from paged_ops.batch.decode import DecodeBatches
+from paged_ops.blocks.digest import chain_digests
+from paged_ops.blocks.manager import BlockManager
 
 POOLS = (1_000, 10_000, 100_000, 1_000_000)
 BLOCK_SIZE = 16

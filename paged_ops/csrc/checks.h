@@ -6,7 +6,7 @@
 // them on the host. check_<op> is both, for the CPU.
 //
 // A refusal is a std::runtime_error (RuntimeError in Python) that names the op, the argument, its
-// value and what was expected. paged_ops/_ops.py refuses the same shapes, dtypes and options in the
+// value and what was expected. paged_ops/ops/registration.py refuses the same shapes, dtypes and options in the
 // same words for fake tensors.
 #pragma once
 

@@ -2,7 +2,7 @@
 // torch.
 //
 // Each op is: check, fill params, call. What torch must know besides (fake functions, the autograd
-// rule, attention.out's schema) is in paged_ops/_ops.py.
+// rule, attention.out's schema) is in paged_ops/ops/registration.py.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -48,7 +48,7 @@ Tensor attention(const Tensor& query, const Tensor& key_cache, const Tensor& val
   return output;
 }
 
-// Two of its arguments stand in another order than in attention: see paged_ops/_ops.py.
+// Two of its arguments stand in another order than in attention: see paged_ops/ops/registration.py.
 Tensor attention_out(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
                      const Tensor& block_tables, const Tensor& seq_lens,
                      const OptionalTensor& query_start_loc, bool causal,
@@ -140,7 +140,7 @@ std::string cpu_isa() { return cpu::selected_isa().name; }
 }  // namespace paged
 
 // Everything attention takes: one text, so that the forms of the op can't drift apart.
-// paged_ops/_ops.py reads attention's schema to define attention.out.
+// paged_ops/ops/registration.py reads attention's schema to define attention.out.
 #define PAGED_ATTENTION_ARGUMENTS                                                              \
   "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, " \
   "Tensor? query_start_loc=None, *, float? scale=None, bool causal=True, "                     \

@@ -17,7 +17,10 @@ import torch
 
 import paged_ops
 from paged_ops.demo.display import choose_display
-from paged_ops.demo.engine import (
+from paged_ops.demo.model import LanguageModel, load_model
+from paged_ops.demo.pool_picture import draw_owners, draw_pool, save_image
+from paged_ops.demo.tokenizer import Tokenizer
+from paged_ops.engine import (
     Engine,
     Request,
     Sampler,
@@ -25,9 +28,6 @@ from paged_ops.demo.engine import (
     StopRule,
     compare_with_contiguous,
 )
-from paged_ops.demo.model import LanguageModel, load_model
-from paged_ops.demo.pool_picture import draw_owners, draw_pool, save_image
-from paged_ops.demo.tokenizer import Tokenizer
 
 PROMPTS = (
     "ROMEO:",

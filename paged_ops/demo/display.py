@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Protocol, TextIO
 
-from paged_ops.demo.engine import Engine, Request, State, StepReport
 from paged_ops.demo.pool_picture import draw_pool, letter, paint
 from paged_ops.demo.tokenizer import Tokenizer
+from paged_ops.engine import Engine, Request, State, StepReport
 
 FRAME_SECONDS = 1 / 25
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"

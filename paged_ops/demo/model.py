@@ -4,7 +4,7 @@ RMSNorm, rotary positions, SwiGLU, grouped-query attention, tied embeddings. The
 a batch dimension: it takes one flat run of tokens with their positions, and hands each layer's
 query, key and value to a callable. What that callable does with them is the whole difference
 between training (one causal mask per row), an ordinary contiguous KV cache
-(:class:`ContiguousAttention`) and a paged one (:class:`paged_ops.demo.engine.PagedLayers`).
+(:class:`ContiguousAttention`) and a paged one (:class:`paged_ops.engine.PagedLayers`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paged_ops.demo.engine import Snapshot
+from paged_ops.engine import Snapshot
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw

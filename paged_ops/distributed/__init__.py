@@ -3,7 +3,7 @@
 Importing this package registers how the ops work on DTensors (`sharding`).
 """
 
-import paged_ops.distributed.sharding  # noqa: F401  (registers the rules)
+import paged_ops.ops.sharding  # noqa: F401  (registers the rules)
 from paged_ops.distributed.context_attention import context_parallel_attention
 from paged_ops.distributed.context_batch import (
     ContextBatch,

@@ -20,8 +20,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from paged_ops.batch import NO_SLOT, Batch, build_batch, checked_query_lens
-from paged_ops.block_manager import BlockManager, checked_int
+from paged_ops.arguments import checked_int
+from paged_ops.batch.batch import NO_SLOT, Batch, build_batch, checked_query_lens
+from paged_ops.blocks.manager import BlockManager
 
 
 class Part(NamedTuple):

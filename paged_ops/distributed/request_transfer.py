@@ -18,10 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paged_ops.block_manager import NO_BLOCK, BlockManager, _Request
-from paged_ops.kv_cache import PagedKVCache
-from paged_ops.request_books import describe_requests, describe_sizes, read_request
-from paged_ops.swap import found_blocks
+from paged_ops.blocks.manager import NO_BLOCK, BlockManager, _Request
+from paged_ops.blocks.swap import found_blocks
+from paged_ops.pool.kv_cache import PagedKVCache
+from paged_ops.pool.records import describe_requests, describe_sizes, read_request
 
 
 class TransferRefused(RuntimeError):

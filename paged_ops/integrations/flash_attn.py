@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paged_ops._ops import _check_attention
-from paged_ops.block_manager import checked_int
+from paged_ops.arguments import checked_int
 from paged_ops.functional import write_kv
 from paged_ops.integrations.rotary import apply_rotary
 from paged_ops.integrations.runs import as_blocks, run_tables
 from paged_ops.integrations.windows import Keys, Scores, Window, attention_in_window
+from paged_ops.ops.registration import _check_attention
 
 
 def flash_attn_with_kvcache(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paged_ops.block_manager import NO_BLOCK, checked_int
+from paged_ops.arguments import checked_int
+from paged_ops.blocks.manager import NO_BLOCK
 
 
 def to_block_tables(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged_ops.block_manager import checked_int
+from paged_ops.arguments import checked_int
 from paged_ops.functional import attention_with_lse
 
 

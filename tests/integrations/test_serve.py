@@ -15,11 +15,11 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModelForCausalLM
 
-from paged_ops.batch import build_batch
-from paged_ops.demo.engine import Engine, PagedLayers, Sampler
+from paged_ops.batch.batch import build_batch
 from paged_ops.demo.llama import load_llama, load_tokenizer
 from paged_ops.demo.model import ContiguousAttention, load_model
 from paged_ops.demo.tokenizer import Tokenizer
+from paged_ops.engine import Engine, PagedLayers, Sampler
 from paged_ops.integrations.transformers import PackedModel
 from tests.integrations.models import FAMILIES, make_model, make_prompts, peer
 

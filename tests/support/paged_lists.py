@@ -12,14 +12,14 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from paged_ops.block_manager import (
+from paged_ops.blocks.events import Cleared, Stored
+from paged_ops.blocks.manager import (
     NO_BLOCK,
     BlockManager,
     InFlight,
     OutOfBlocks,
     UnknownRequest,
 )
-from paged_ops.events import Cleared, Stored
 
 Call = tuple[Any, ...]  # the name of a method of BlockManager, then its arguments
 Text = tuple[Any, ...]  # the extra keys, then the tokens up to and with one

@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 from typing import Any, NamedTuple
 
-from paged_ops.block_manager import BlockManager, InFlight, OutOfBlocks, UnknownRequest
-from paged_ops.kv_cache import PagedKVCache
-from paged_ops.snapshot import restore_snapshot, save_snapshot
-from paged_ops.swap import SwapSpace, Transfer
+from paged_ops.blocks.manager import BlockManager, InFlight, OutOfBlocks, UnknownRequest
+from paged_ops.blocks.swap import SwapSpace, Transfer
+from paged_ops.pool.kv_cache import PagedKVCache
+from paged_ops.pool.snapshot import restore_snapshot, save_snapshot
 from tests.support.paged_lists import REFUSALS, Call, Listed, PagedLists, Text
 
 SPACE_CALLS = ("swap_out", "swap_in", "free_swapped", "finish", "restore")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paged_ops.arguments import INT32_MAX
 from paged_ops.bench.memory.lengths import Request
-from paged_ops.block_manager import INT32_MAX, BlockManager
+from paged_ops.blocks.manager import BlockManager
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from paged_ops.bench.memory.buddy import Buddies
 from paged_ops.bench.memory.lengths import Request
-from paged_ops.block_manager import BlockManager, OutOfBlocks
+from paged_ops.blocks.manager import BlockManager, OutOfBlocks
 
 
 @dataclass

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paged_ops.bench.memory.lengths import Request
-from paged_ops.block_manager import BlockManager
+from paged_ops.blocks.manager import BlockManager
 
 _VOCABULARY = 32  # next tokens that have any weight in the toy language model
 

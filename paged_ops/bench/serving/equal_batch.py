@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from transformers import LlamaForCausalLM
 
 from paged_ops.bench.serving.contiguous import decode, dynamic_cache, static_cache
-from paged_ops.demo.engine import Engine
+from paged_ops.engine import Engine
 from paged_ops.integrations.transformers import PackedModel, PagedCache, register
 
 

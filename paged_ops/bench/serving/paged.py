@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 
 from paged_ops.bench.serving.outcome import Outcome
 from paged_ops.bench.serving.workload import Job
-from paged_ops.demo.engine import Engine
+from paged_ops.engine import Engine
 from paged_ops.integrations.transformers import PackedModel
 
 

@@ -282,7 +282,7 @@ Tensor attention(const Tensor& query, const Tensor& key_cache, const Tensor& val
   return output;
 }
 
-// Two of its arguments stand in another order than in attention: see paged_ops/_ops.py.
+// Two of its arguments stand in another order than in attention: see paged_ops/ops/registration.py.
 Tensor attention_out(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
                      const Tensor& block_tables, const Tensor& seq_lens,
                      const OptionalTensor& query_start_loc, bool causal,

@@ -10,14 +10,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
-from paged_ops.batch import Batch, build_batch
-from paged_ops.block_manager import checked_int
-from paged_ops.decode_batches import DecodeBatches
+from paged_ops.arguments import checked_int
+from paged_ops.batch.batch import Batch, build_batch
+from paged_ops.batch.decode import DecodeBatches
+from paged_ops.blocks.layer_groups import LayerGroup, LayerGroups
 from paged_ops.functional import attention, write_kv
 from paged_ops.integrations.transformers.attention import KEYWORD, NAME
 from paged_ops.integrations.transformers.padding import Columns
-from paged_ops.kv_cache import PagedKVCache
-from paged_ops.layer_groups import LayerGroup, LayerGroups
+from paged_ops.pool.kv_cache import PagedKVCache
 
 _WINDOWS = {"full_attention": False, "sliding_attention": True}  # layer types that are served
 

@@ -47,7 +47,7 @@ class PackedConfig:
 class PackedModel(nn.Module):
     """Runs a transformers model over one flat run of tokens that belong to many requests.
 
-    It is called as the demo's own model is, so `paged_ops.demo.engine.Engine` serves it. The model
+    It is called as the demo's own model is, so `paged_ops.engine.Engine` serves it. The model
     keeps no cache: in every layer, query, key and value of the new tokens go to a callable.
 
     Parameters
@@ -58,7 +58,7 @@ class PackedModel(nn.Module):
 
     Examples
     --------
-    >>> from paged_ops.demo.engine import Engine
+    >>> from paged_ops.engine import Engine
     >>> from paged_ops.demo.llama import load_llama
     >>> from paged_ops.integrations.transformers import PackedModel
     >>> engine = Engine(PackedModel(load_llama()), num_blocks=8, block_size=4, max_batch=2)

@@ -1,0 +1,1 @@
+"""From requests to the index tensors that the ops take."""

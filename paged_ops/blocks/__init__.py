@@ -1,0 +1,1 @@
+"""Which request owns which block of the pool: plain Python, no torch."""

@@ -1,0 +1,1 @@
+"""What torch has to know of each op beside its kernels."""

@@ -1,0 +1,734 @@
+"""The block pool: the memory that the keys and values of all requests live in."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, TypedDict
+
+import torch
+from torch import nn
+
+from paged_ops.arguments import INT32_MAX, checked_int
+from paged_ops.dtypes import FLOAT_DTYPES, as_bytes
+from paged_ops.functional import copy_blocks
+from paged_ops.pool.scales import CacheScales, checked_cache_dtype, first_scale
+
+LAYOUTS = ("HND", "NHD")
+
+
+class Scales(TypedDict):
+    """The scales of a layer, to be splatted into the ops."""
+
+    key_scale: torch.Tensor | None
+    value_scale: torch.Tensor | None
+
+
+class PagedKVCache(nn.Module):
+    """The keys and values of every layer, cut into blocks of `block_size` tokens.
+
+    Each layer's pool is one buffer, registered but never part of a ``state_dict``. The keys and
+    the values of a block lie side by side, so that a block is copied or sent as one piece. Views
+    of a pool have the same shapes whatever the layout in memory:
+
+    - ``kv_blocks(layer)``: ``[num_blocks, 2, block_size, num_kv_heads, head_dim]``, keys at
+      index 0 and values at index 1 of the second dimension;
+    - ``layer(i)``: the pair ``key_cache, value_cache`` that the ops take;
+    - ``scales(i)``: the ops' keyword arguments ``key_scale`` and ``value_scale``.
+
+    Take the views inside ``forward``, not before: then a compiled graph changes the pool in place.
+
+    A pool on the CPU costs no memory until its blocks are written: its pages are zeros that the
+    system commits one by one. It can't be copied with ``deepcopy`` nor pickled.
+
+    Parameters
+    ----------
+    num_layers : int
+        Layers of the model, 1 or more.
+    num_blocks : int
+        Blocks per layer, 1 to 2**31 - 1. A block id means the same block in every layer.
+    block_size : int
+        Tokens per block, 1 or more.
+    num_kv_heads : int
+        Heads of the keys and values, 1 or more.
+    head_dim : int
+        Elements of a key per head, 1 or more.
+    dtype : torch.dtype
+        float32, float16 or bfloat16: of new keys and values.
+    device : torch.device or str, optional
+        Where the pool lies. None: torch's default device.
+    head_dim_v : int, optional
+        Elements of a value per head. None: `head_dim`.
+    layout : {"HND", "NHD"}
+        Order in memory inside a block: head by head, which is faster to attend to, or token by
+        token.
+    cache_dtype : torch.dtype, optional
+        Of the pool's elements: int8, float8_e4m3fn or float8_e5m2, which stand for themselves
+        times a scale. None: `dtype`, without scales.
+    scale_granularity : {"token", "head", "tensor"}
+        What has a scale of its own in a quantised pool. "token": every token and head; ``write_kv``
+        chooses it. "head" and "tensor": every head, or the whole layer; `set_scales` sets it, and
+        until then it is NaN for int8, so that all output is, and 1 for float8.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of its range or of the wrong kind.
+    MemoryError
+        The device has too little memory available. The message shows the arithmetic.
+
+    See Also
+    --------
+    PagedKVCache.num_blocks_for : the number of blocks that fit into given memory.
+
+    Examples
+    --------
+    >>> cache = PagedKVCache(num_layers=2, num_blocks=64, block_size=16, num_kv_heads=4,
+    ...                      head_dim=32)
+    >>> cache.kv_blocks(0).shape
+    torch.Size([64, 2, 16, 4, 32])
+    >>> key_cache, value_cache = cache.layer(1)
+    >>> key_cache.shape
+    torch.Size([64, 16, 4, 32])
+    >>> cache.num_bytes
+    2097152
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        *,
+        head_dim_v: int | None = None,
+        layout: str = "HND",
+        cache_dtype: torch.dtype | None = None,
+        scale_granularity: str = "token",
+    ) -> None:
+        super().__init__()
+        sizes = _Sizes.checked(
+            num_layers,
+            block_size,
+            num_kv_heads,
+            head_dim,
+            head_dim_v,
+            dtype,
+            cache_dtype,
+            scale_granularity,
+        )
+        device = _device(device)
+        self.num_blocks = sizes.checked_num_blocks(num_blocks, device)
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout is {layout!r}, expected one of {LAYOUTS}")
+        self.layout = layout
+        self.num_layers = sizes.num_layers
+        self.block_size = sizes.block_size
+        self.num_kv_heads = sizes.num_kv_heads
+        self.head_dim = sizes.head_dim
+        self.head_dim_v = sizes.head_dim_v
+        self.scale_granularity = sizes.scale_granularity
+        self._dtype = dtype
+        self._scale_form = sizes.scale_form(self.num_blocks, layout)
+        for layer in range(self.num_layers):
+            pool = _zeros(self._pool_shape(), sizes.cache_dtype, device)
+            self.register_buffer(f"layer_{layer}", pool, persistent=False)
+        for layer in range(self.num_layers if self._scale_form else 0):
+            self.register_buffer(f"scales_{layer}", self._new_scales(device), persistent=False)
+
+    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the two caches of a layer, as views of its pool.
+
+        Parameters
+        ----------
+        layer : int
+            0 to num_layers - 1.
+
+        Returns
+        -------
+        key_cache : torch.Tensor
+            ``[num_blocks, block_size, num_kv_heads, head_dim]``.
+        value_cache : torch.Tensor
+            ``[num_blocks, block_size, num_kv_heads, head_dim_v]``.
+
+        Raises
+        ------
+        IndexError
+            There is no such layer.
+        """
+        pool = self._pool(layer)
+        if self.head_dim == self.head_dim_v:
+            key_cache, value_cache = pool.unbind(1)
+        else:
+            rows = (self.num_blocks, *self._rows())
+            keys = self.block_size * self.num_kv_heads * self.head_dim
+            values = self.block_size * self.num_kv_heads * self.head_dim_v
+            key_cache = pool.narrow(1, 0, keys).view(*rows, self.head_dim)
+            value_cache = pool.narrow(1, keys, values).view(*rows, self.head_dim_v)
+        if self.layout == "HND":
+            return key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+        return key_cache, value_cache
+
+    def scales(self, layer: int) -> Scales:
+        """Return the scales of a layer, as keyword arguments of the ops.
+
+        Take them inside ``forward``, as the caches.
+
+        Parameters
+        ----------
+        layer : int
+            0 to num_layers - 1.
+
+        Returns
+        -------
+        dict
+            ``"key_scale"`` and ``"value_scale"``, float32 views of one buffer: ``[num_blocks,
+            block_size, num_kv_heads]``, ``[num_kv_heads]`` or ``[]`` by `scale_granularity`. Both
+            are None where the pool isn't quantised, which the ops take as well.
+
+        Raises
+        ------
+        IndexError
+            There is no such layer.
+
+        Examples
+        --------
+        >>> from paged_ops import attention, write_kv
+        >>> cache = PagedKVCache(1, 8, 4, 2, 16, cache_dtype=torch.int8)
+        >>> key, value = torch.randn(2, 3, 2, 16).unbind(0)
+        >>> write_kv(key, value, *cache.layer(0), torch.tensor([4, 5, 6]), **cache.scales(0))
+        >>> tables, lens = torch.tensor([[1]]).int(), torch.tensor([3]).int()
+        >>> attention(key[2:], *cache.layer(0), tables, lens, **cache.scales(0)).shape
+        torch.Size([1, 2, 16])
+        """
+        self._pool(layer)
+        if self._scale_form is None:
+            return {"key_scale": None, "value_scale": None}
+        key_scale, value_scale = self._scale_form.halves(self._scale_buffer(layer))
+        return {"key_scale": key_scale, "value_scale": value_scale}
+
+    def set_scales(
+        self, layer: int, key_scale: torch.Tensor | float, value_scale: torch.Tensor | float
+    ) -> None:
+        """Set the scales of a layer whose `scale_granularity` is "head" or "tensor".
+
+        Do so before anything is written: elements that are there would stand for other numbers.
+
+        Parameters
+        ----------
+        layer : int
+            0 to num_layers - 1.
+        key_scale, value_scale : torch.Tensor or float
+            Above 0: a number, or ``[num_kv_heads]`` of them where each head has its own. The
+            largest magnitude over the largest element (127, 448 or 57344) uses the whole range.
+
+        Raises
+        ------
+        ValueError
+            A scale is out of range or of another shape, or the pool has none to be set. Nothing
+            was changed.
+        IndexError
+            There is no such layer.
+
+        Examples
+        --------
+        >>> cache = PagedKVCache(1, 8, 4, 2, 16, cache_dtype=torch.int8, scale_granularity="head")
+        >>> cache.set_scales(0, torch.tensor([0.02, 0.03]), 0.01)
+        >>> cache.scales(0)["value_scale"]
+        tensor([0.0100, 0.0100])
+        """
+        self._pool(layer)
+        form = self._scales_there_are()
+        given = {"key_scale": key_scale, "value_scale": value_scale}
+        new = [form.checked(name, scale) for name, scale in given.items()]
+        self._scale_buffer(layer).copy_(torch.stack(new))
+
+    def kv_blocks(self, layer: int) -> torch.Tensor:
+        """Return the pool of a layer as one view.
+
+        Parameters
+        ----------
+        layer : int
+            0 to num_layers - 1.
+
+        Returns
+        -------
+        torch.Tensor
+            ``[num_blocks, 2, block_size, num_kv_heads, head_dim]``.
+
+        Raises
+        ------
+        IndexError
+            There is no such layer.
+        ValueError
+            Keys and values differ in size, so no single view shows both.
+        """
+        pool = self._pool(layer)
+        if self.head_dim != self.head_dim_v:
+            raise ValueError(
+                f"head_dim_v is {self.head_dim_v}, but one view of keys and values needs "
+                f"{self.head_dim}, as head_dim; take layer(i) instead"
+            )
+        return pool.transpose(2, 3) if self.layout == "HND" else pool
+
+    def kv_scales(self, layer: int) -> torch.Tensor:
+        """Return the scales of a layer as one view, as `kv_blocks` shows its elements.
+
+        For what wants K's and V's in one tensor, such as the inputs of an exported program.
+
+        Parameters
+        ----------
+        layer : int
+            0 to num_layers - 1.
+
+        Returns
+        -------
+        torch.Tensor
+            float32 ``[num_blocks, 2, block_size, num_kv_heads]``, ``[2, num_kv_heads]`` or ``[2]``
+            by `scale_granularity`; K at index 0 and V at index 1 of the dimension of size 2.
+
+        Raises
+        ------
+        IndexError
+            There is no such layer.
+        ValueError
+            The pool isn't quantised.
+        """
+        self._pool(layer)
+        return self._scales_there_are().view(self._scale_buffer(layer))
+
+    def copy_blocks(self, mapping: torch.Tensor | Iterable[tuple[int, int]]) -> None:
+        """Copy whole blocks onto others, in every layer.
+
+        All blocks are read before any is written, so chains and swaps work.
+
+        Parameters
+        ----------
+        mapping : torch.Tensor or iterable of (int, int)
+            ``[n, 2]`` int64 or int32 on the pool's device: (source, destination) block ids. What
+            `BlockManager.append` returns can be given as it is. An empty one copies nothing.
+
+        Raises
+        ------
+        RuntimeError
+            An id is out of range, or a destination comes twice. Nothing was copied.
+        """
+        if not isinstance(mapping, torch.Tensor):
+            pairs = list(mapping)
+            if not pairs:
+                return
+            mapping = torch.tensor(pairs, device=self.device)
+        for layer in range(self.num_layers):
+            copy_blocks(*self.layer(layer), mapping, **self.scales(layer))
+
+    def send_blocks(
+        self,
+        destination: PagedKVCache,
+        copies: Sequence[tuple[int, int]],
+        non_blocking: bool = False,
+    ) -> None:
+        """Copy whole blocks into another pool, of the same shapes, in every layer.
+
+        This is how requests are swapped out and in: to a pool on the host and back, with the
+        copies of a `Transfer`. It may run in another thread, or on another stream, than the rest:
+        the transfer holds its blocks meanwhile. Scales per token go along; those per head or tensor
+        have to be the same in both pools.
+
+        Parameters
+        ----------
+        destination : PagedKVCache
+            The other pool. Only its number of blocks and its device may differ.
+        copies : sequence of (int, int)
+            (block here, block there). No block there comes twice.
+        non_blocking : bool
+            Whether to return before copies between devices have been made, where they can.
+
+        Raises
+        ------
+        ValueError
+            The pools don't match, an id is out of range, or a destination comes twice. Nothing
+            was copied.
+        """
+        self._refuse_unlike(destination)
+        if not copies:
+            return
+        sources, targets = torch.tensor(copies, dtype=torch.int64, device="cpu").unbind(1)
+        _refuse_ids("source", sources, self.num_blocks)
+        _refuse_ids("destination", targets, destination.num_blocks)
+        if len(targets.unique()) < len(targets):
+            raise ValueError("copies has a destination twice, expected each once")
+        sources, targets = sources.to(self.device), targets.to(destination.device)
+        for layer in range(self.num_layers):
+            here, there = self._of_blocks(layer), destination._of_blocks(layer)
+            for mine, theirs in zip(here, there, strict=True):
+                blocks = mine[sources].to(destination.device, non_blocking=non_blocking)
+                theirs[targets] = blocks
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of new keys and values."""
+        return self.cache_dtype if self.scale_granularity is None else self._dtype
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Element type of the pool."""
+        return self._pool(0).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pool lies."""
+        return self._pool(0).device
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all blocks over all layers, with their scales per token, committed or not."""
+        return sum(part.nbytes for i in range(self.num_layers) for part in self._of_blocks(i))
+
+    @classmethod
+    def num_blocks_for(
+        cls,
+        num_layers: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        *,
+        head_dim_v: int | None = None,
+        cache_dtype: torch.dtype | None = None,
+        scale_granularity: str = "token",
+        num_bytes: int | None = None,
+        memory_fraction: float | None = None,
+    ) -> int:
+        """Return how many blocks fit into so many bytes, or into a share of the memory.
+
+        Parameters
+        ----------
+        num_layers, block_size, num_kv_heads, head_dim, dtype, device, head_dim_v
+            As for the class.
+        cache_dtype, scale_granularity
+            As for the class. Scales per token count as part of their blocks.
+        num_bytes : int, optional
+            Bytes for the pool, all layers together.
+        memory_fraction : float, optional
+            Share, above 0 and up to 1, of the memory that is available on `device` now. Nothing
+            is set aside beyond it. Give this or `num_bytes`, not both.
+
+        Returns
+        -------
+        int
+            The number of blocks, 1 or more.
+
+        Raises
+        ------
+        ValueError, TypeError
+            An argument is out of its range or of the wrong kind, or not one block fits.
+        MemoryError
+            The device can't say how much memory is available; give `num_bytes`.
+
+        Examples
+        --------
+        >>> PagedKVCache.num_blocks_for(num_layers=2, block_size=16, num_kv_heads=4, head_dim=32,
+        ...                             num_bytes=2**21)
+        64
+        """
+        sizes = _Sizes.checked(
+            num_layers,
+            block_size,
+            num_kv_heads,
+            head_dim,
+            head_dim_v,
+            dtype,
+            cache_dtype,
+            scale_granularity,
+        )
+        if (num_bytes is None) == (memory_fraction is None):
+            raise ValueError(
+                f"num_bytes is {num_bytes} and memory_fraction is {memory_fraction}, "
+                f"expected exactly one of them"
+            )
+        if memory_fraction is not None:
+            budget, origin = _share_of_memory(memory_fraction, _device(device))
+        else:
+            budget, origin = checked_int("num_bytes", num_bytes, 0), "num_bytes"
+        num_blocks = budget // sizes.bytes_per_block
+        if not num_blocks:
+            raise ValueError(
+                f"{origin} is {budget} bytes, expected at least one block: {sizes.arithmetic(1)}"
+            )
+        return min(num_blocks, INT32_MAX)
+
+    def extra_repr(self) -> str:
+        """Describe the pool in the module's repr."""
+        return (
+            f"num_layers={self.num_layers}, num_blocks={self.num_blocks}, "
+            f"block_size={self.block_size}, num_kv_heads={self.num_kv_heads}, "
+            f"head_dim={self.head_dim}, head_dim_v={self.head_dim_v}, layout={self.layout!r}, "
+            f"dtype={self.dtype}, cache_dtype={self.cache_dtype}, "
+            f"scale_granularity={self.scale_granularity!r}"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a PagedKVCache can't be copied or pickled: its pool has {self.num_bytes} bytes; "
+            f"make a new one instead"
+        )
+
+    def _refuse_unlike(self, other: PagedKVCache) -> None:
+        """Refuse another pool whose blocks are not laid out like these."""
+        names = "num_layers", "block_size", "num_kv_heads", "head_dim", "head_dim_v"
+        for name in (*names, "layout", "dtype", "cache_dtype", "scale_granularity"):
+            mine, others = getattr(self, name), getattr(other, name)
+            if mine != others:
+                raise ValueError(f"destination has {name} {others}, expected {mine}, as here")
+        ours, theirs = self._set_scales(), other._set_scales()
+        if ours != theirs:
+            raise ValueError(
+                f"destination has scales {theirs}, expected {ours}, as here; set_scales there too"
+            )
+
+    def _pool(self, layer: int) -> torch.Tensor:
+        if isinstance(layer, bool) or not isinstance(layer, int):
+            raise TypeError(f"layer is {layer!r}, expected an integer")
+        if not 0 <= layer < self.num_layers:
+            raise IndexError(f"layer is {layer}, expected 0 to {self.num_layers - 1}")
+        pool: torch.Tensor = getattr(self, f"layer_{layer}")
+        return pool
+
+    def _scale_buffer(self, layer: int) -> torch.Tensor:
+        buffer: torch.Tensor = getattr(self, f"scales_{layer}")
+        return buffer
+
+    def _scales_there_are(self) -> CacheScales:
+        """Return the form of the scales, or refuse a pool without any."""
+        if self._scale_form is None:
+            raise ValueError(f"cache_dtype is {self.cache_dtype}, expected a quantised one")
+        return self._scale_form
+
+    def _new_scales(self, device: torch.device) -> torch.Tensor:
+        """Return the scales of a new layer: zeros, or what shows that they have to be set."""
+        form = self._scales_there_are()
+        scales = _zeros(form.buffer_shape, torch.float32, device)
+        return scales if form.is_per_token else scales.fill_(first_scale(self.cache_dtype))
+
+    def _of_blocks(self, layer: int) -> list[torch.Tensor]:
+        """Return all that the blocks of a layer hold: tensors whose first dimension is the block.
+
+        Elements of one byte come as integers: torch indexes no float8 tensor with another one.
+        """
+        pool = self._pool(layer)
+        elements = as_bytes(pool)
+        if self.scale_granularity == "token":
+            return [elements, self._scale_buffer(layer)]
+        return [elements]
+
+    def _set_scales(self) -> list[list[str]]:
+        """Return what `set_scales` has set in each layer, in words that compare, NaN included."""
+        if self.scale_granularity in (None, "token"):
+            return []
+        buffers = [self._scale_buffer(layer) for layer in range(self.num_layers)]
+        return [[str(scale) for scale in buffer.flatten().tolist()] for buffer in buffers]
+
+    def _apply(
+        self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> PagedKVCache:
+        """Move the pool as the module. A cast changes no quantised element and no scale.
+
+        It is meant for the model's numbers, so it changes what new keys and values are.
+        """
+        if self.scale_granularity is None:
+            nn.Module._apply(self, fn, recurse)
+            return self
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            like = fn(tensor.new_empty(0))
+            return fn(tensor) if like.dtype == tensor.dtype else tensor.to(like.device)
+
+        nn.Module._apply(self, moved, recurse)
+        self._dtype = fn(torch.empty(0, dtype=self._dtype, device=self.device)).dtype
+        return self
+
+    def _rows(self) -> tuple[int, int]:
+        """Return how the rows of head_dim elements are ordered in a block in memory."""
+        if self.layout == "HND":
+            return self.num_kv_heads, self.block_size
+        return self.block_size, self.num_kv_heads
+
+    def _pool_shape(self) -> tuple[int, ...]:
+        rows = self._rows()
+        if self.head_dim == self.head_dim_v:
+            return (self.num_blocks, 2, *rows, self.head_dim)
+        return (self.num_blocks, rows[0] * rows[1] * (self.head_dim + self.head_dim_v))
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What the size of a block depends on. Python's integers don't wrap, however large."""
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    cache_dtype: torch.dtype
+    scale_granularity: str | None
+
+    @classmethod
+    def checked(
+        cls,
+        num_layers: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        head_dim_v: int | None,
+        dtype: torch.dtype,
+        cache_dtype: torch.dtype | None,
+        scale_granularity: str,
+    ) -> _Sizes:
+        if dtype not in FLOAT_DTYPES:
+            raise ValueError(f"dtype is {dtype}, expected one of {FLOAT_DTYPES}")
+        return cls(
+            checked_int("num_layers", num_layers, 1),
+            checked_int("block_size", block_size, 1),
+            checked_int("num_kv_heads", num_kv_heads, 1),
+            checked_int("head_dim", head_dim, 1),
+            checked_int("head_dim_v", head_dim if head_dim_v is None else head_dim_v, 1),
+            *checked_cache_dtype(dtype, cache_dtype, scale_granularity),
+        )
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all layers, its scales per token included."""
+        row = (self.head_dim + self.head_dim_v) * self.cache_dtype.itemsize + self._scale_bytes
+        return self.num_layers * self.block_size * self.num_kv_heads * row
+
+    @property
+    def _scale_bytes(self) -> int:
+        """Bytes of scales for each token and head."""
+        return 2 * torch.float32.itemsize if self.scale_granularity == "token" else 0
+
+    def scale_form(self, num_blocks: int, layout: str) -> CacheScales | None:
+        """Return what the scales of a layer are; None where the pool isn't quantised."""
+        if self.scale_granularity is None:
+            return None
+        return CacheScales(
+            self.scale_granularity, num_blocks, self.block_size, self.num_kv_heads, layout
+        )
+
+    def arithmetic(self, num_blocks: int) -> str:
+        """Show how the size of a pool comes about."""
+        if self.head_dim == self.head_dim_v:
+            elements = f"2 x {self.head_dim} (head_dim)"
+        else:
+            elements = f"({self.head_dim} (head_dim) + {self.head_dim_v} (head_dim_v))"
+        row = f"{elements} x {self.cache_dtype.itemsize} ({self.cache_dtype})"
+        if self._scale_bytes:
+            row = f"({row} + {self._scale_bytes} (scales))"
+        return (
+            f"{num_blocks} (num_blocks) x {self.num_layers} (num_layers) x "
+            f"{self.block_size} (block_size) x {self.num_kv_heads} (num_kv_heads) x {row} = "
+            f"{num_blocks * self.bytes_per_block} bytes"
+        )
+
+    def checked_num_blocks(self, num_blocks: int, device: torch.device) -> int:
+        """Return the number of blocks, or refuse a pool larger than the memory available."""
+        num_blocks = checked_int("num_blocks", num_blocks, 1)
+        available = available_bytes(device)
+        if available is not None and num_blocks * self.bytes_per_block > available:
+            raise MemoryError(
+                f"num_blocks is {num_blocks}, expected at most "
+                f"{available // self.bytes_per_block}: {self.arithmetic(num_blocks)}, and "
+                f"{available} bytes are available on {device}"
+            )
+        return checked_int("num_blocks", num_blocks, 1, INT32_MAX)
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Return the memory that a new pool could take on a device; None where nothing says so.
+
+    On the CPU this is the system's count, swap excluded; a limit on this process alone (a
+    container's, for example) isn't seen. On an accelerator it is what the driver calls free, and
+    what torch's allocator has set aside and not handed out.
+    """
+    if device.type == "cpu":
+        return _available_on_cpu()
+    if device.type == "meta":
+        return None
+    module = torch.get_device_module(device)
+    try:
+        free: int = module.mem_get_info(device)[0]
+        unused: int = module.memory_reserved(device) - module.memory_allocated(device)
+    except AttributeError:
+        return None
+    return free + unused
+
+
+def _available_on_cpu() -> int | None:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _share_of_memory(memory_fraction: float, device: torch.device) -> tuple[int, str]:
+    """Return a share of the available memory in bytes, and words for where it comes from."""
+    if not 0 < memory_fraction <= 1:
+        raise ValueError(f"memory_fraction is {memory_fraction}, expected above 0 and at most 1")
+    available = available_bytes(device)
+    if available is None:
+        raise MemoryError(
+            f"memory_fraction is {memory_fraction}, but {device} does not say how much memory is "
+            f"available; give num_bytes instead"
+        )
+    origin = f"memory_fraction {memory_fraction} of the {available} bytes available on {device}"
+    return int(available * memory_fraction), origin
+
+
+def _refuse_ids(name: str, ids: torch.Tensor, num_blocks: int) -> None:
+    """Refuse block ids that a pool does not have."""
+    wrong = ids[(ids < 0) | (ids >= num_blocks)]
+    if len(wrong):
+        raise ValueError(f"copies has the {name} {int(wrong[0])}, expected 0 to {num_blocks - 1}")
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    return torch.get_default_device() if device is None else torch.device(device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros; on the CPU, without touching them.
+
+    torch.zeros writes every page, at about a second per GiB. Anonymous private memory from the
+    system is zero as well, and each page is committed when it is first written. The tensor keeps
+    the mapping alive. Made outside inference mode so that the pool may be changed outside it.
+    """
+    with torch.inference_mode(False):
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        num_bytes = dtype.itemsize
+        for size in shape:
+            num_bytes *= size
+        try:
+            pages = mmap.mmap(-1, num_bytes, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise MemoryError(
+                f"the system refused {num_bytes} bytes for a pool: {error}"
+            ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            # Blocks lie at random, so every one of them would miss the TLB with pages of 4 KiB. A
+            # kernel without huge pages says no, and nothing is lost.
+            with contextlib.suppress(OSError):
+                pages.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -1,0 +1,278 @@
+"""Requests and cached prefixes on disk: written by one process, continued by another.
+
+A snapshot is a folder of two files. ``blocks.safetensors`` has the blocks, each once however many
+requests share it: ``key.0``, ``value.0``, ``key.1``, ... of shape ``[rows, block_size,
+num_kv_heads, head_dim]``, one pair per layer, and ``key_scale.0``, ``value_scale.0``, ... ``[rows,
+block_size, num_kv_heads]`` where the pool has scales per token. ``books.json`` says which rows
+belong to whom, by which digests they are found, and what dtype and other scales the pool has; it is
+written last, so a folder with it is complete.
+
+Version 1 knew no quantised pools; its snapshots are still read.
+
+Needs the safetensors package.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paged_ops.blocks.manager import NO_BLOCK, BlockManager, _Request
+from paged_ops.dtypes import as_bytes
+from paged_ops.pool.kv_cache import PagedKVCache
+from paged_ops.pool.records import describe_requests, describe_sizes, read_request
+
+FORMAT = "paged-ops snapshot v2"
+FORMAT_BEFORE_QUANTISED = "paged-ops snapshot v1"
+_BOOKS, _BLOCKS = "books.json", "blocks.safetensors"
+
+
+def save_snapshot(
+    folder: str | Path,
+    manager: BlockManager,
+    cache: PagedKVCache,
+    requests: Iterable[Hashable] | None = None,
+) -> None:
+    """Write requests, their blocks, and what can be found.
+
+    Nothing may write to the pool meanwhile; the manager is locked.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Where to; it is made. A snapshot in it is replaced.
+    manager : BlockManager
+        The books.
+    cache : PagedKVCache
+        The pool that they are about.
+    requests : iterable of Hashable, optional
+        Which requests; of what can be found, only their blocks are written. None: all requests
+        and everything that can be found.
+
+    Raises
+    ------
+    UnknownRequest, InFlight
+        A request is not there, or not yet.
+    TypeError
+        A request's name is neither a str nor an int, which are what JSON keeps apart.
+    ValueError
+        The books and the pool are of different sizes, or all is to be written while copies are
+        in flight.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> cache, manager = PagedKVCache(1, 8, 4, 1, 8), BlockManager(8, 4)
+    >>> _ = manager.allocate("a", [3, 1, 4, 1, 5])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_snapshot(folder, manager, cache)
+    ...     other = BlockManager(16, 4)
+    ...     restore_snapshot(folder, other, PagedKVCache(1, 16, 4, 1, 8))
+    ['a']
+    >>> other.num_tokens("a"), other.block_table("a")
+    (5, [0, 1])
+    """
+    from safetensors.torch import save_file
+
+    _refuse_other_sizes(manager, cache)
+    folder = Path(folder)
+    with manager._lock:
+        held = _chosen(manager, requests)
+        rows = dict.fromkeys(block for one in held.values() for block in one.blocks)
+        if requests is None:
+            rows |= dict.fromkeys(manager._prefix.idle_blocks())
+        books = _books(manager, cache, held, list(rows))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _BOOKS).unlink(missing_ok=True)
+        save_file(_gathered(cache, list(rows)), folder / _BLOCKS)
+        (folder / _BOOKS).write_text(json.dumps(books), encoding="utf-8")
+
+
+def restore_snapshot(
+    folder: str | Path, manager: BlockManager, cache: PagedKVCache
+) -> list[Hashable]:
+    """Bring the requests of a snapshot into a pool, beside whatever it holds already.
+
+    They continue bit for bit as they would have in the pool that they come from. Of the cached
+    blocks that no request holds, those most recently used come along as far as there is room.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The snapshot.
+    manager : BlockManager
+        The books, of any number of blocks, of the same block size and sliding window.
+    cache : PagedKVCache
+        The pool; only its number of blocks, its device and its layout may differ. Scales per head
+        or tensor have been set to the same.
+
+    Returns
+    -------
+    list of Hashable
+        The names of the requests.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no complete snapshot.
+    OutOfBlocks
+        Too few blocks are free for the requests. In this and all other cases nothing was changed.
+    ValueError
+        The snapshot is of another kind of pool, is damaged, or has a request that exists.
+    """
+    from safetensors.torch import load_file
+
+    _refuse_other_sizes(manager, cache)
+    folder = Path(folder)
+    books = _in_this_format(json.loads((folder / _BOOKS).read_text(encoding="utf-8")))
+    expected = {"format": FORMAT, **describe_sizes(manager, cache)}
+    for name, value in expected.items():
+        if books.get(name) != value:
+            raise ValueError(f"snapshot has {name} {books.get(name)!r}, expected {value!r}")
+    blocks = load_file(folder / _BLOCKS)
+    requests = {entry["name"]: _request(entry, manager) for entry in books["requests"]}
+    published = {row: bytes.fromhex(digest) for digest, row in books["published"]}
+    _refuse_damaged(requests, published, blocks)
+    with manager._lock:
+        _refuse_admission(manager, requests)
+        _place(manager, cache, requests, published, blocks)
+    return list(requests)
+
+
+# -------------------------------------------------------------------- writing
+
+
+def _chosen(manager: BlockManager, requests: Iterable[Hashable] | None) -> dict[Any, _Request]:
+    """Return what the chosen requests hold, or refuse them."""
+    if requests is None:
+        if manager._holds:
+            raise ValueError("requests is None, but copies are in flight; finish them first")
+        requests = list(manager._requests)
+    held = {request: manager._find(request) for request in requests}
+    for request in held:
+        if isinstance(request, bool) or not isinstance(request, (str, int)):
+            raise TypeError(f"request {request!r} is no str or int, so JSON can't name it")
+    return held
+
+
+def _books(
+    manager: BlockManager, cache: PagedKVCache, held: dict[Any, _Request], blocks: list[int]
+) -> dict[str, Any]:
+    """Describe requests and digests, with rows of the snapshot in the place of blocks."""
+    rows = {block: row for row, block in enumerate(blocks)}
+    return {
+        "format": FORMAT,
+        **describe_sizes(manager, cache),
+        **describe_requests(manager, held, rows),
+    }
+
+
+def _gathered(cache: PagedKVCache, blocks: list[int]) -> dict[str, torch.Tensor]:
+    ids = torch.tensor(blocks, dtype=torch.int64, device=cache.device)
+    return {
+        f"{name}.{layer}": as_bytes(content)[ids].view(content.dtype).contiguous().cpu()
+        for layer in range(cache.num_layers)
+        for name, content in _contents(cache, layer).items()
+    }
+
+
+def _contents(cache: PagedKVCache, layer: int) -> dict[str, torch.Tensor]:
+    """Return views of all that a layer's blocks hold, in shapes that no layout changes."""
+    key_cache, value_cache = cache.layer(layer)
+    contents = {"key": key_cache, "value": value_cache}
+    if cache.scale_granularity == "token":  # others belong to no block; the books have them
+        for name, scale in cache.scales(layer).items():
+            assert isinstance(scale, torch.Tensor)
+            contents[name] = scale
+    return contents
+
+
+# -------------------------------------------------------------------- reading
+
+
+def _in_this_format(books: dict[str, Any]) -> dict[str, Any]:
+    """Say of the books of an older version what it took for granted."""
+    if books.get("format") != FORMAT_BEFORE_QUANTISED:
+        return books
+    plain: dict[str, Any] = {"scale_granularity": None, "scales": []}
+    return books | plain | {"cache_dtype": books.get("dtype"), "format": FORMAT}
+
+
+def _request(entry: dict[str, Any], manager: BlockManager) -> _Request:
+    """Make a request from its entry, or refuse the snapshot."""
+    try:
+        return read_request(entry, manager)
+    except AssertionError as error:
+        raise ValueError(f"snapshot is damaged: {error}") from None
+
+
+def _refuse_damaged(
+    requests: dict[Any, _Request], published: dict[int, bytes], blocks: dict[str, torch.Tensor]
+) -> None:
+    """Refuse rows that are not there, and digests that belong to other tokens."""
+    counts = {tensor.shape[0] for tensor in blocks.values()}
+    rows = {row for held in requests.values() for row in held.blocks} | published.keys()
+    if len(counts) != 1 or not rows <= set(range(max(counts))):
+        raise ValueError(f"snapshot is damaged: it has {counts} rows, and names {sorted(rows)}")
+    for name, held in requests.items():
+        for row, digest in zip(held.blocks, held.digests[held.num_released :], strict=False):
+            if published.get(row, digest) != digest:
+                raise ValueError(f"snapshot is damaged: row {row} is not what {name!r} has there")
+
+
+def _refuse_admission(manager: BlockManager, requests: dict[Any, _Request]) -> None:
+    for name in requests:
+        manager._refuse_existing("request", name)
+    rows = {row for held in requests.values() for row in held.blocks}
+    manager._refuse_beyond_free(len(rows))
+
+
+def _place(
+    manager: BlockManager,
+    cache: PagedKVCache,
+    requests: dict[Any, _Request],
+    published: dict[int, bytes],
+    blocks: dict[str, torch.Tensor],
+) -> None:
+    """Give every row a block, write it there, and only then let it be found."""
+    held_rows = list(dict.fromkeys(row for held in requests.values() for row in held.blocks))
+    cached = [
+        row
+        for row, digest in published.items()
+        if row not in set(held_rows) and manager._prefix.find(digest) is None
+    ]
+    room = manager._count_free() - len(held_rows) - manager._prefix.num_idle
+    cached = cached[max(0, len(cached) - max(0, room)) :] if manager._prefix_caching else []
+    rows = held_rows + cached
+    places = dict(zip(rows, manager._take(len(rows)), strict=True))
+    _write(cache, places, blocks)
+    for name, held in requests.items():
+        held.table = [places.get(row, NO_BLOCK) for row in held.table]
+        held.generation = manager._generation
+        manager._share(held.blocks)
+        manager._requests[name] = held
+    for row, block in places.items():
+        if manager._prefix_caching and row in published:
+            manager._prefix.publish(published[row], block)
+        manager._release([block])  # which this call took; in the order of eviction
+
+
+def _write(cache: PagedKVCache, places: dict[int, int], blocks: dict[str, torch.Tensor]) -> None:
+    rows = torch.tensor(list(places), dtype=torch.int64)
+    ids = torch.tensor(list(places.values()), dtype=torch.int64, device=cache.device)
+    for layer in range(cache.num_layers):
+        for name, content in _contents(cache, layer).items():
+            saved = as_bytes(blocks[f"{name}.{layer}"])[rows]
+            as_bytes(content)[ids] = saved.to(cache.device)
+
+
+def _refuse_other_sizes(manager: BlockManager, cache: PagedKVCache) -> None:
+    """Refuse books and a pool that don't belong together."""
+    for name in ("num_blocks", "block_size"):
+        ours, theirs = getattr(manager, name), getattr(cache, name)
+        if ours != theirs:
+            raise ValueError(f"manager has {name} {ours}, expected {theirs}, as the cache")

@@ -1,0 +1,116 @@
+"""DecodeBatches against build_batch, step after step."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from paged_ops.batch.batch import Batch, build_batch
+from paged_ops.batch.decode import DecodeBatches
+from paged_ops.blocks.manager import BlockManager, OutOfBlocks, UnknownRequest
+
+
+def assert_same(got: Batch, want: Batch) -> None:
+    """Compare all tensors; the tables may have more columns, of -1."""
+    width = want.block_tables.shape[1]
+    assert torch.equal(got.block_tables[:, :width], want.block_tables)
+    assert (got.block_tables[:, width:] == -1).all()
+    for name in ("seq_lens", "query_start_loc", "slot_mapping"):
+        assert torch.equal(getattr(got, name), getattr(want, name)), name
+    for name in Batch.__dataclass_fields__:
+        assert getattr(got, name).dtype == getattr(want, name).dtype
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_step_of_a_random_history_is_what_build_batch_gives(
+    seed: int, window: int | None
+) -> None:
+    choose = random.Random(seed)
+    manager = BlockManager(60, choose.randint(1, 4), sliding_window=window)
+    batches = DecodeBatches(manager)
+    running: list[int] = []
+    for step in range(300):
+        event = choose.random()
+        if event < 0.1 and manager.can_allocate(9):
+            manager.allocate(step, choose.randint(1, 9))
+            running.insert(choose.randint(0, len(running)), step)
+        elif event < 0.15 and running:
+            manager.fork(choose.choice(running), step)
+            running.append(step)
+        elif event < 0.2 and running:
+            manager.free(running.pop(choose.randrange(len(running))))
+        elif event < 0.25 and running:
+            request = choose.choice(running)
+            length = manager.num_tokens(request)
+            if window is None:
+                manager.truncate(request, choose.randint(1, length))
+        elif event < 0.3:
+            choose.shuffle(running)
+        for request in list(running):
+            try:
+                manager.append(request, choose.choice([0, 1, 1, 1, 1, 3]))
+            except OutOfBlocks:
+                manager.free(running.pop(0))
+                break
+        assert_same(batches.build(running), build_batch(manager, running))
+        for request in running:
+            manager.commit(request)
+
+
+def test_a_request_that_comes_again_under_its_old_name_gets_its_new_blocks() -> None:
+    manager = BlockManager(8, 4)
+    manager.allocate("a", 5)
+    batches = DecodeBatches(manager)
+    batches.build(["a"])
+    manager.free("a")
+    manager.allocate("b", 4)
+    manager.allocate("a", 5)
+    assert_same(batches.build(["a"]), build_batch(manager, ["a"]))
+
+
+def test_tables_are_kept_and_not_written_where_only_lengths_changed() -> None:
+    manager = BlockManager(8, 4)
+    manager.allocate("a", 5)
+    batches = DecodeBatches(manager)
+    tables = batches.build(["a"]).block_tables
+    version = tables._version
+    for _ in range(3):
+        manager.append("a", 1)
+        assert batches.build(["a"]).block_tables is tables
+    assert tables._version == version
+    manager.append("a", 1)
+    assert batches.build(["a"]).block_tables._version > version
+
+
+def test_the_tensors_go_to_the_device() -> None:
+    manager = BlockManager(8, 4)
+    manager.allocate("a", 5)
+    batches = DecodeBatches(manager, device="meta")
+    for _ in range(6):
+        batch = batches.build(["a"])
+        assert {getattr(batch, name).device.type for name in Batch.__dataclass_fields__} == {"meta"}
+        manager.append("a", 1)
+
+
+@pytest.mark.parametrize(
+    ("requests", "error"),
+    [(["a", "x"], UnknownRequest), (["a", "a"], ValueError), (["a", "empty"], ValueError)],
+)
+def test_what_build_batch_refuses_is_refused_and_the_next_step_is_right(
+    requests: Any, error: type[Exception]
+) -> None:
+    manager = BlockManager(8, 4)
+    manager.allocate("a", 5)
+    manager.allocate("empty", 0)
+    batches = DecodeBatches(manager)
+    batches.build(["a"])
+    with pytest.raises(error):
+        batches.build(requests)
+    manager.append("a", 4)
+    assert_same(batches.build(["a"]), build_batch(manager, ["a"]))
+    assert_same(batches.build([]), build_batch(manager, []))
+    assert_same(batches.build(["a"]), build_batch(manager, ["a"]))

@@ -1,0 +1,137 @@
+"""The names of blocks: the documented bytes, the same in every process, and no two alike."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import subprocess
+import sys
+from array import array
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paged_ops.blocks.digest import ROOT, ExtraKey, chain_digests
+
+
+def sha(*parts: bytes) -> bytes:
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def test_the_digest_is_sha256_of_the_documented_bytes() -> None:
+    root = sha(b"paged-ops block v1")
+    assert root == ROOT
+    first = sha(root, struct.pack("<Qqq", 2, 5, -1), struct.pack("<Q", 0))
+    second = sha(first, struct.pack("<Qqq", 2, 2**40, 0), struct.pack("<Q", 0))
+    assert chain_digests([5, -1, 2**40, 0, 9], 2) == [first, second]
+
+
+def test_extra_keys_enter_the_digest_as_documented() -> None:
+    def sized(tag: bytes, content: bytes) -> bytes:
+        return tag + struct.pack("<Q", len(content)) + content
+
+    def key(kind: bytes, value: bytes) -> bytes:
+        items = sized(b"s", kind), value, sized(b"i", b"0"), b"N"
+        return b"t" + struct.pack("<Q", 4) + b"".join(items)
+
+    value = b"t" + struct.pack("<Q", 3) + sized(b"b", b"\0") + sized(b"i", b"-7") + b"T"
+    keys = sorted([key(b"adapter", value), key(b"salt", sized(b"s", "ä".encode()))])
+    want = sha(ROOT, struct.pack("<Qq", 1, 3), struct.pack("<Q", 2), *keys)
+    given_keys = [("salt", "ä"), ("adapter", (b"\0", -7, True))]
+    assert chain_digests([3], 1, given_keys) == [want]
+    assert chain_digests([3], 1, given_keys[::-1]) == [want]  # in any order
+
+
+def test_another_process_gives_the_same_digest_whatever_its_hash_seed() -> None:
+    call = "chain_digests([1, 2, 3, 4], 2, [('salt', 'x'), ('image', b'y', 1, 3)])"
+    program = f"from paged_ops.blocks.digest import *; print([d.hex() for d in {call}])"
+    here = [d.hex() for d in chain_digests([1, 2, 3, 4], 2, [("salt", "x"), ("image", b"y", 1, 3)])]
+    for seed in ("1", "2"):
+        ran = subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ran.stdout.strip() == str(here)
+
+
+@pytest.mark.parametrize(
+    "tokens", [[1, 2, 3], (1, 2, 3), range(1, 4), array("i", [1, 2, 3]), torch.arange(1, 4)]
+)
+def test_the_same_ids_in_any_container_have_the_same_digests(tokens: Any) -> None:
+    assert chain_digests(tokens, 1) == chain_digests([1, 2, 3], 1)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.binary(max_size=3)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=4)
+KEYS = st.lists(st.tuples(st.text(max_size=3), VALUES), max_size=2)
+
+
+def typed(value: object) -> object:
+    """Return a value that equals another one only if the types do too: True is not 1 here."""
+    if isinstance(value, (tuple, list)):
+        return tuple(typed(item) for item in value)
+    return type(value).__name__, value
+
+
+@given(KEYS, KEYS)
+def test_different_extra_keys_give_different_digests(a: Any, b: Any) -> None:
+    same = sorted(map(repr, map(typed, a))) == sorted(map(repr, map(typed, b)))
+    assert (chain_digests([1], 1, a) == chain_digests([1], 1, b)) == same
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=8),
+    st.lists(st.integers(0, 2), max_size=8),
+    st.integers(1, 3),
+)
+def test_blocks_have_one_digest_exactly_if_all_tokens_up_to_their_end_are_equal(
+    a: list[int], b: list[int], size: int
+) -> None:
+    digests = chain_digests(a, size), chain_digests(b, size)
+    for i, x in enumerate(digests[0]):
+        for j, y in enumerate(digests[1]):
+            assert (x == y) == (a[: (i + 1) * size] == b[: (j + 1) * size])
+
+
+def test_blocks_of_another_size_have_other_digests() -> None:
+    assert not set(chain_digests([0] * 8, 2)) & set(chain_digests([0] * 8, 4))
+
+
+def test_an_image_changes_the_blocks_from_the_one_it_begins_in() -> None:
+    plain = chain_digests([7] * 8, 2)
+    a = chain_digests([7] * 8, 2, [ExtraKey("image", "A", 3, 5)])
+    b = chain_digests([7] * 8, 2, [ExtraKey("image", "B", 3, 5)])
+    assert a[0] == b[0] == plain[0]
+    assert all(len({x, y, z}) == 3 for x, y, z in zip(a[1:], b[1:], plain[1:], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        (["x"], TypeError, r"'x', expected \(kind, value\)"),
+        ([("x",)], TypeError, r"\('x',\), expected"),
+        ([b"ab"], TypeError, "the kind 97"),
+        ([(1, "x")], TypeError, "the kind 1"),
+        ([("adapter", 1.5)], TypeError, "the value 1.5"),
+        ([("adapter", {"a": 1})], TypeError, "the value {'a': 1}"),
+        ([("image", "x", 3, 3)], ValueError, "image on tokens 3 to 3"),
+        ([("image", "x", -1)], ValueError, "image on tokens -1 to None"),
+    ],
+)
+def test_extra_keys_without_a_format_are_refused(
+    keys: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        chain_digests([1], 1, keys)
+
+
+@pytest.mark.parametrize("tokens", [[1.0], ["a"], [None], [2**63], torch.tensor([1.5])])
+def test_ids_that_are_no_64_bit_integers_are_refused(tokens: Any) -> None:
+    with pytest.raises(TypeError, match="tokens holds something that is no 64-bit integer"):
+        chain_digests(tokens, 1)
