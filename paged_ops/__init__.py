@@ -6,7 +6,8 @@ Importing the package loads the compiled library and registers the ops.
 from paged_ops._load import BackendInfo, backend_info, npu_attention_kernel
 from paged_ops.attention import PagedAttention
 from paged_ops.batch.batch import Batch, build_batch
-from paged_ops.blocks.manager import BlockManager, OutOfBlocks, UnknownRequest
+from paged_ops.blocks.errors import OutOfBlocks, UnknownRequest
+from paged_ops.blocks.manager import BlockManager
 from paged_ops.functional import (
     attention,
     attention_with_lse,

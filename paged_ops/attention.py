@@ -9,7 +9,8 @@ from torch import nn
 
 from paged_ops.arguments import checked_int
 from paged_ops.batch.batch import build_batch, checked_query_lens
-from paged_ops.blocks.manager import BlockManager, UnknownRequest
+from paged_ops.blocks.errors import UnknownRequest
+from paged_ops.blocks.manager import BlockManager
 from paged_ops.functional import attention, write_kv
 from paged_ops.pool.kv_cache import PagedKVCache
 
@@ -330,7 +331,7 @@ class PagedAttention(nn.Module):
             (request, max(0, length - self.manager.num_tokens(request)))
             for request, length in zip(requests, seq_lens, strict=True)
         ]
-        self.cache.copy_blocks(self.manager._append_all(growth))
+        self.cache.copy_blocks(self.manager.append_all(growth))
 
     def _register_per_head(self, name: str, tensor: torch.Tensor | None) -> None:
         """Keep one number per head with the module, so that it moves with it."""

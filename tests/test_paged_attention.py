@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paged_ops.attention import PagedAttention
-from paged_ops.blocks.manager import OutOfBlocks, UnknownRequest
+from paged_ops.blocks.errors import OutOfBlocks, UnknownRequest
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
 Step = list[tuple[str, int]]  # requests of one call, and how many new tokens each has

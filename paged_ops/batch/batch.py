@@ -6,11 +6,14 @@ import itertools
 from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from paged_ops.arguments import INT32_MAX, checked_int
-from paged_ops.blocks.manager import NO_BLOCK, BlockManager
+from paged_ops.blocks.holding import NO_BLOCK
+from paged_ops.blocks.ledger import Ledger
+from paged_ops.blocks.manager import BlockManager
 
 NO_SLOT = -1
 """Padding of slot_mapping: ``write_kv`` writes nothing there."""
@@ -192,26 +195,76 @@ def build_batch(
     [3, 4, 5, 8, 9]
     """
     new = checked_query_lens(requests, query_lens)
-    held = [manager.num_tokens(request) for request in requests]
-    limits = [min(length, INT32_MAX) for length in held]
-    lengths = _checked_lens("seq_lens", held if seq_lens is None else seq_lens, limits)
-    _checked_lens("query_lens", new, lengths)
-    size = manager.block_size
-    tables = [
-        manager.block_table(request)[: -(-length // size)]
-        for request, length in zip(requests, lengths, strict=True)
-    ]
-    _refuse_released(tables, lengths, new, size)
-    query_start_loc = _int32([0, *itertools.accumulate(new)])
-    block_tables = _stack(tables)
-    slot_mapping = _slots(block_tables, _int32(lengths), query_start_loc, size)
-    device = torch.get_default_device() if device is None else device
-    return Batch(
-        block_tables=block_tables.to(device),
-        seq_lens=_int32(lengths).to(device),
-        query_start_loc=query_start_loc.to(device),
-        slot_mapping=slot_mapping.to(device),
-    )
+    with manager.lock, manager.ledger as ledger:
+        rows = read_rows(ledger, requests, new, seq_lens)
+    return rows.build(device)
+
+
+class Rows(NamedTuple):
+    """What the requests of a call hold at one moment.
+
+    Attributes
+    ----------
+    tables : list of list of int
+        The blocks that hold the tokens of each sequence.
+    seq_lens, query_lens : list of int
+        Tokens of each sequence, and how many of them are new.
+    block_size : int
+        Tokens per block.
+    """
+
+    tables: list[list[int]]
+    seq_lens: list[int]
+    query_lens: list[int]
+    block_size: int
+
+    def build(self, device: torch.device | str | None = None) -> Batch:
+        """Build the index tensors, as `build_batch`."""
+        query_start_loc = _int32([0, *itertools.accumulate(self.query_lens)])
+        seq_lens, block_tables = _int32(self.seq_lens), _stack(self.tables)
+        slot_mapping = _slots(block_tables, seq_lens, query_start_loc, self.block_size)
+        device = torch.get_default_device() if device is None else device
+        return Batch(
+            block_tables=block_tables.to(device),
+            seq_lens=seq_lens.to(device),
+            query_start_loc=query_start_loc.to(device),
+            slot_mapping=slot_mapping.to(device),
+        )
+
+
+def read_rows(
+    ledger: Ledger,
+    requests: Sequence[Hashable],
+    query_lens: list[int],
+    seq_lens: Sequence[int] | None = None,
+) -> Rows:
+    """Read what requests hold, or refuse them.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        The books; they are open.
+    requests : sequence of Hashable
+        The requests in the order of their rows.
+    query_lens : list of int
+        New tokens of each, from `checked_query_lens`.
+    seq_lens : sequence of int, optional
+        As `build_batch`.
+
+    Raises
+    ------
+    UnknownRequest, ValueError, TypeError
+        As `build_batch`.
+    """
+    held = [ledger.find(request) for request in requests]
+    limits = [min(one.num_tokens, INT32_MAX) for one in held]
+    whole = [one.num_tokens for one in held]
+    lengths = _checked_lens("seq_lens", whole if seq_lens is None else seq_lens, limits)
+    _checked_lens("query_lens", query_lens, lengths)
+    pairs = zip(held, lengths, strict=True)
+    tables = [one.table[: ledger.blocks_for(length)] for one, length in pairs]
+    _refuse_released(tables, lengths, query_lens, ledger.block_size)
+    return Rows(tables, lengths, query_lens, ledger.block_size)
 
 
 def checked_query_lens(requests: Sequence[Hashable], query_lens: Sequence[int] | None) -> list[int]:

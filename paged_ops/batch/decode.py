@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from operator import gt
+from typing import NamedTuple, NoReturn
 
 import torch
 
-from paged_ops.batch.batch import Batch, build_batch
-from paged_ops.blocks.manager import NO_BLOCK, BlockManager, _Request
+from paged_ops.batch.batch import Batch, Rows, checked_query_lens, read_rows
+from paged_ops.blocks.holding import NO_BLOCK, Holding
+from paged_ops.blocks.ledger import Ledger
+from paged_ops.blocks.manager import BlockManager
 
 _SPARE_COLUMNS = 16  # of a new table, so that it need not be made anew whenever a row gets longer
 
 
-class _Rows(NamedTuple):
+class DecodeRows(NamedTuple):
     """What the requests of a step held at one moment, and what of it is not yet in the tensors.
 
     Invariant: for each changed row, the entries of its table from `first` on are `blocks`.
     """
 
-    held: list[_Request]
+    held: list[Holding]
     versions: list[int]
     lengths: array[int]
+    whole: bool  # whether these are the requests' own
+    moved: list[int]  # rows whose new token lies in another block than that of the last step
+    last_blocks: list[int]  # where it lies now
     changed: list[int]
     rewrites: list[int]  # as the next two, of the changed rows only
     first: list[int]
@@ -66,8 +72,10 @@ class DecodeBatches:
     def __init__(self, manager: BlockManager, device: torch.device | str | None = None) -> None:
         self.manager = manager
         self._device = torch.get_default_device() if device is None else torch.device(device)
-        self._held: list[_Request] = []  # of the last step, row by row; compared by identity
+        self._held: list[Holding] = []  # of the last step, row by row; compared by identity
         self._versions: list[int] = []
+        self._lengths = array("i")
+        self._whole = True
         self._seq_lens = torch.empty(0, dtype=torch.int32, device="cpu")
         self._slots = torch.empty(0, dtype=torch.int64, device="cpu")
         self._tables = torch.empty(0, 0, dtype=torch.int32, device=self._device)
@@ -75,7 +83,7 @@ class DecodeBatches:
         self._columns: list[int] = []  # entries of each row that are not padding
         self._rewrites: list[int] = []  # of each row's request, when its row was written
 
-    def build(self, requests: Sequence[Hashable]) -> Batch:
+    def build(self, requests: Sequence[Hashable], seq_lens: Sequence[int] | None = None) -> Batch:
         """Build the index tensors of a step in which each request has one new token.
 
         Parameters
@@ -83,6 +91,8 @@ class DecodeBatches:
         requests : sequence of Hashable
             The requests in the order of their rows, each once. Their new tokens must have been
             appended.
+        seq_lens : sequence of int, optional
+            Treat each request as if it ended after so many tokens. None: the whole request.
 
         Returns
         -------
@@ -91,34 +101,43 @@ class DecodeBatches:
 
         Raises
         ------
-        UnknownRequest, ValueError
+        UnknownRequest, ValueError, TypeError
             As `build_batch`.
         """
-        rows = self._read(requests)
-        if rows is None:  # no rows, or a reason to refuse them, which build_batch will find
-            return build_batch(self.manager, requests, device=self._device)
-        return self._next(rows)
+        with self.manager.lock, self.manager.ledger as ledger:
+            rows = self.read(ledger, requests, seq_lens)
+        return self.next(rows)
 
-    def _read(self, requests: Sequence[Hashable]) -> _Rows | None:
-        """Read all rows at one moment; None if one can't be read, or there are none."""
-        with self.manager._lock:
-            try:
-                held = [self.manager._requests[request] for request in requests]
-                lengths = array("i", [request.num_tokens for request in held])
-            except (KeyError, TypeError, OverflowError):
-                return None
-            same = held == self._held
-            if not held or 0 in lengths or not (same or len(set(requests)) == len(requests)):
-                return None
-            versions = [request.version for request in held]
-            changed = self._changed_rows(held, versions, same)
-            known = self._columns if len(held) == len(self._held) else [0] * len(held)
-            rewrites = [held[row].rewrites for row in changed]
-            first = [known[row] if self._only_grew(held[row], row) else 0 for row in changed]
-            blocks = [held[r].table[start:] for r, start in zip(changed, first, strict=True)]
-        return _Rows(held, versions, lengths, changed, rewrites, first, blocks)
+    def read(
+        self, ledger: Ledger, requests: Sequence[Hashable], seq_lens: Sequence[int] | None = None
+    ) -> DecodeRows:
+        """Read all rows of a step from the books, which are open; refuse them as `build`."""
+        try:
+            held = [ledger.requests[request] for request in requests]
+            present = [request.num_tokens for request in held]
+            lengths = array("i", present if seq_lens is None else seq_lens)
+        except (KeyError, TypeError, OverflowError):
+            _refuse(ledger, requests, seq_lens)
+        same = held == self._held
+        one_each = len(lengths) == len(held) and (same or len(set(requests)) == len(held))
+        if not one_each or 0 in lengths or (seq_lens and any(map(gt, lengths, present))):
+            _refuse(ledger, requests, seq_lens)
+        versions = [request.version for request in held]
+        changed = self._changed_rows(held, versions, same)
+        moved = changed if seq_lens is None and self._whole else self._moved_rows(changed, lengths)
+        size = self.manager.block_size
+        last_blocks = [held[row].table[(lengths[row] - 1) // size] for row in moved]
+        if NO_BLOCK in last_blocks:
+            _refuse(ledger, requests, seq_lens)
+        known = self._columns if len(held) == len(self._held) else [0] * len(held)
+        rewrites = [held[row].rewrites for row in changed]
+        first = [known[row] if self._only_grew(held[row], row) else 0 for row in changed]
+        blocks = [held[r].table[start:] for r, start in zip(changed, first, strict=True)]
+        whole = seq_lens is None
+        changes = changed, rewrites, first, blocks
+        return DecodeRows(held, versions, lengths, whole, moved, last_blocks, *changes)
 
-    def _only_grew(self, held: _Request, row: int) -> bool:
+    def _only_grew(self, held: Holding, row: int) -> bool:
         """Say whether a row's table is that of the last step, with entries added."""
         return (
             row < len(self._held)
@@ -126,9 +145,7 @@ class DecodeBatches:
             and held.rewrites == self._rewrites[row]
         )
 
-    def _changed_rows(
-        self, held: list[_Request], versions: list[int], same_rows: bool
-    ) -> list[int]:
+    def _changed_rows(self, held: list[Holding], versions: list[int], same_rows: bool) -> list[int]:
         """Return the rows whose table is not what it was."""
         if same_rows and versions == self._versions:
             return []
@@ -137,21 +154,34 @@ class DecodeBatches:
         pairs = zip(held, self._held, versions, self._versions, strict=True)
         return [row for row, (a, b, new, old) in enumerate(pairs) if a is not b or new != old]
 
-    def _next(self, rows: _Rows) -> Batch:
-        """Build the batch, and remember what it was built from."""
+    def _moved_rows(self, changed: list[int], lengths: array[int]) -> list[int]:
+        """Return the rows that changed, and those whose last token lies in another block now."""
+        if len(changed) == len(lengths):
+            return changed
+        size, known = self.manager.block_size, set(changed)
+        pairs = enumerate(zip(lengths, self._lengths, strict=True))
+        return [r for r, (a, b) in pairs if r in known or (a - 1) // size != (b - 1) // size]
+
+    def next(self, rows: DecodeRows) -> Batch:
+        """Build the batch of what was read last."""
+        if not rows.held:
+            return Rows([], [], [], self.manager.block_size).build(self._device)
         seq_lens = torch.frombuffer(rows.lengths, dtype=torch.int32)
         if len(rows.held) != len(self._held):
             self._resize(len(rows.held))
+        self._held = []  # if this is broken off, the next step knows of no row
         # In the same last block the slot moves with the length; the other rows are set anew.
         slots = self._slots + (seq_lens - self._seq_lens)
         if rows.changed:
             self._write_tables(rows)
+        if rows.moved:
             size = self.manager.block_size
-            pairs = zip(rows.changed, rows.blocks, strict=True)
-            new = [blocks[-1] * size + (rows.lengths[row] - 1) % size for row, blocks in pairs]
-            slots[_int64(rows.changed)] = _int64(new)
-        self._held, self._versions = rows.held, rows.versions
+            pairs = zip(rows.moved, rows.last_blocks, strict=True)
+            new = [block * size + (rows.lengths[row] - 1) % size for row, block in pairs]
+            slots[_int64(rows.moved)] = _int64(new)
+        self._versions, self._lengths, self._whole = rows.versions, rows.lengths, rows.whole
         self._seq_lens, self._slots = seq_lens, slots
+        self._held = rows.held
         return Batch(
             block_tables=self._tables,
             seq_lens=seq_lens.to(self._device),
@@ -167,7 +197,7 @@ class DecodeBatches:
         self._tables = torch.empty(batch, 0, dtype=torch.int32, device=self._device)
         self._columns, self._rewrites = [0] * batch, [0] * batch
 
-    def _write_tables(self, rows: _Rows) -> None:
+    def _write_tables(self, rows: DecodeRows) -> None:
         """Write the new entries of the tables, all at once."""
         at_row: list[int] = []
         at_column: list[int] = []
@@ -188,6 +218,14 @@ class DecodeBatches:
             self._tables[_int64(rewritten).to(self._device)] = NO_BLOCK
         where = _int64(at_row).to(self._device), _int64(at_column).to(self._device)
         self._tables[where] = _int64(entries).to(self._device, torch.int32)
+
+
+def _refuse(
+    ledger: Ledger, requests: Sequence[Hashable], seq_lens: Sequence[int] | None
+) -> NoReturn:
+    """Refuse rows for the reason that `build_batch` has."""
+    read_rows(ledger, requests, checked_query_lens(requests, None), seq_lens)
+    raise AssertionError("rows that build_batch takes were refused")
 
 
 def _int64(values: list[int]) -> torch.Tensor:

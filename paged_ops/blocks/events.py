@@ -87,16 +87,21 @@ class EventStream:
                 events: list[Event] = [Cleared(), *self._present()]
             else:
                 events = list(self._events)
+            self._starts_over = True  # unless this reading goes through
             self._events.clear()
             self._starts_over = False
-        return events
+            return events
 
-    def _put(self, event: Event) -> None:
-        """Add an event; the manager calls this and holds the lock."""
+    def put(self, event: Event) -> None:
+        """Add an event; the prefix cache calls this, and the lock is held."""
         if self._starts_over:
             return
         if len(self._events) < self._max_events:
             self._events.append(event)
         else:
-            self._events.clear()
-            self._starts_over = True
+            self.start_over()
+
+    def start_over(self) -> None:
+        """Begin the next reading anew; the prefix cache calls this, and the lock is held."""
+        self._starts_over = True
+        self._events.clear()

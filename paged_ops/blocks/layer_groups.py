@@ -1,20 +1,19 @@
 """One request, several pools: for models whose layers have different sliding windows.
 
 A model with full-attention layers and layers of a window needs a pool, and tables, for each kind:
-the former keep every block, the latter give back what has left the window. `LayerGroups` keeps one
-`BlockManager` per kind in step: a call happens in all of them or in none, and a prompt hits only as
-far as every kind still has what its layers need.
+the former keep every block, the latter give back what has left the window. `LayerGroups` keeps the
+books of all kinds in step: a call happens in all of them or in none, and a prompt hits only as far
+as every kind still has what its layers need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import NamedTuple
 
-from paged_ops.blocks.digest import ExtraKeys
-from paged_ops.blocks.manager import BlockManager, Tokens
+from paged_ops.blocks.books import Books, Tokens
+from paged_ops.blocks.journal import Journal
+from paged_ops.blocks.manager import BlockManager
 
 
 class LayerGroup(NamedTuple):
@@ -32,11 +31,11 @@ class LayerGroup(NamedTuple):
     sliding_window: int | None = None
 
 
-class LayerGroups:
-    """A `BlockManager` for each group of layers, changed together.
+class LayerGroups(Books):
+    """The books of each group of layers, changed together by the calls of a `BlockManager`.
 
-    Look at a single one through ``groups[name]``, which is what `build_batch` takes; change them
-    through this class only. Every call is atomic over all groups, among threads as well.
+    Look at a single group through ``groups[name]``, which is what `build_batch` takes; change them
+    through this class only.
 
     Parameters
     ----------
@@ -76,6 +75,7 @@ class LayerGroups:
     ) -> None:
         if not groups:
             raise ValueError("groups is empty, expected at least one group")
+        journal = Journal()
         self._managers = {
             name: BlockManager(
                 group.num_blocks,
@@ -83,10 +83,11 @@ class LayerGroups:
                 prefix_caching,
                 watermark,
                 sliding_window=group.sliding_window,
+                journal=journal,
             )
             for name, group in groups.items()
         }
-        self._first = next(iter(self._managers.values()))
+        super().__init__([manager.ledger for manager in self._managers.values()])
 
     def __getitem__(self, name: str) -> BlockManager:
         """Return the manager of a group, to look at."""
@@ -96,106 +97,16 @@ class LayerGroups:
         """List the names of the groups."""
         return iter(self._managers)
 
-    def allocate(self, request: Hashable, tokens: Tokens, extra_keys: ExtraKeys = ()) -> int:
-        """As `BlockManager.allocate`, in every group; a hit is one that all groups have."""
-        prompt = self._first._read_prompt(tokens, extra_keys)
-        with self._locked() as managers:
-            for manager in managers:
-                manager._refuse_existing("request", request)
-            hit_blocks = manager._most_hits(prompt)
-            # Each pass cuts the hit to what some group has; when none cuts it, all have it.
-            while (least := min(m._match(prompt, hit_blocks) for m in managers)) < hit_blocks:
-                hit_blocks = least
-            for manager in managers:
-                manager._refuse_admission(prompt, hit_blocks)
-            for manager in managers:
-                ids = None if prompt.tokens is None else prompt.tokens[:]
-                own = replace(prompt, tokens=ids, digests=prompt.digests.copy())
-                manager._admit(request, own, hit_blocks)
-            return hit_blocks * manager.block_size
-
     def append(self, request: Hashable, tokens: Tokens) -> dict[str, list[tuple[int, int]]]:
         """As `BlockManager.append`; returns the block copies to make in each group's pool."""
-        return self._append_all([(request, tokens)])
+        return self.append_all([(request, tokens)])
 
-    def _append_all(
+    def append_all(
         self, growth: Sequence[tuple[Hashable, Tokens]]
     ) -> dict[str, list[tuple[int, int]]]:
-        """Append to several requests, each named once, in every group, or to none of them."""
-        read = [(request, *self._first._read_tokens(tokens)) for request, tokens in growth]
-        with self._locked() as managers:
-            grown = [
-                [(manager._find(request), count, ids) for request, count, ids in read]
-                for manager in managers
-            ]
-            for manager, rows in zip(managers, grown, strict=True):
-                manager._refuse_beyond_free(manager._blocks_to_grow(rows))
-            copies = [
-                [copy for row in rows for copy in manager._grow(*row)]
-                for manager, rows in zip(managers, grown, strict=True)
-            ]
-        return dict(zip(self._managers, copies, strict=True))
-
-    def commit(self, request: Hashable, num_tokens: int | None = None) -> None:
-        """As `BlockManager.commit`, in every group."""
-        with self._locked() as managers:
-            held = self._first._find(request)
-            written = self._first._checked_written(held, num_tokens)
-            for manager in managers:
-                manager._commit(manager._find(request), written)
-
-    def fork(self, parent: Hashable, child: Hashable) -> None:
-        """As `BlockManager.fork`, in every group."""
-        with self._locked() as managers:
-            held = [manager._find(parent) for manager in managers]
-            self._first._refuse_existing("child", child)
-            for manager, parents in zip(managers, held, strict=True):
-                manager._fork(parents, child)
-
-    def truncate(self, request: Hashable, num_tokens: int) -> None:
-        """As `BlockManager.truncate`; no group may have released what the new end sees."""
-        with self._locked() as managers:
-            cuts = [(manager, manager._find(request)) for manager in managers]
-            keep = [manager._checked_keep(held, num_tokens) for manager, held in cuts]
-            for manager, held in cuts:
-                manager._cut(held, keep[0])
-
-    def free(self, request: Hashable) -> None:
-        """As `BlockManager.free`, in every group."""
-        with self._locked() as managers:
-            for manager in managers:
-                manager._end(request)
+        """As `BlockManager.append_all`; returns the block copies to make in each group's pool."""
+        return dict(zip(self._managers, self._append_all(growth), strict=True))
 
     def flush(self) -> dict[str, int]:
         """As `BlockManager.flush`; returns the blocks that requests still hold in each group."""
-        with self._locked() as managers:
-            return dict(zip(self._managers, [m._flush() for m in managers], strict=True))
-
-    def num_tokens(self, request: Hashable) -> int:
-        """Return the length of a request in tokens."""
-        return self._first.num_tokens(request)
-
-    def check(self) -> None:
-        """Prove that every group's books are in order, and that all hold the same requests.
-
-        Raises
-        ------
-        AssertionError
-            Something is wrong, with what it is.
-        """
-        for manager in self._managers.values():
-            manager.check()
-        lengths = [
-            {request: held.num_tokens for request, held in manager._requests.items()}
-            for manager in self._managers.values()
-        ]
-        if any(other != lengths[0] for other in lengths):
-            raise AssertionError(f"the groups hold different requests: {lengths}")
-
-    @contextmanager
-    def _locked(self) -> Iterator[list[BlockManager]]:
-        """Hold the locks of all managers, always taken in the same order."""
-        with ExitStack() as stack:
-            for manager in self._managers.values():
-                stack.enter_context(manager._lock)
-            yield list(self._managers.values())
+        return dict(zip(self._managers, self._flush(), strict=True))

@@ -5,14 +5,14 @@ found; when the last one leaves it becomes idle: it counts as free, keeps its co
 the end of a queue, from whose front blocks are evicted. Requests leave their last block first, so
 the end of a chain is always nearer to the front than what it depends on.
 
-`BlockManager` owns the one instance, under its lock. Every method that concerns one block is O(1).
+`Stock` owns the one instance. Every method that concerns one block is O(1).
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from paged_ops.blocks.events import Cleared, Event, EventStream, Removed, Stored
 
@@ -25,11 +25,6 @@ class PrefixCache:
         self._digests: dict[int, bytes] = {}  # block -> digest: the same pairs
         self._idle: OrderedDict[int, None] = OrderedDict()  # the first is evicted next
         self._streams: list[weakref.ref[EventStream]] = []
-
-    @property
-    def num_published(self) -> int:
-        """Blocks that can be found."""
-        return len(self._digests)
 
     @property
     def num_idle(self) -> int:
@@ -108,7 +103,21 @@ class PrefixCache:
         if len(streams) < len(self._streams):
             self._streams = [weakref.ref(stream) for stream in streams]
         for stream in streams:
-            stream._put(event)
+            stream.put(event)
+
+    def rebuild(self, counts: Sequence[int]) -> None:
+        """Mend all lists after a change that was broken off.
+
+        A content that is not listed from both sides is forgotten; the blocks without owner are
+        idle. Who follows starts over.
+        """
+        pairs = {b: digest for digest, b in self._blocks.items() if self._digests.get(b) == digest}
+        idle = [block for block in (*self._idle, *pairs) if block in pairs and not counts[block]]
+        self._digests, self._blocks = pairs, {digest: block for block, digest in pairs.items()}
+        self._idle = OrderedDict.fromkeys(idle)
+        for ref in self._streams:
+            if (stream := ref()) is not None:
+                stream.start_over()
 
     def check(self) -> None:
         """Prove that digests and blocks are listed in pairs, and that idle blocks have digests.

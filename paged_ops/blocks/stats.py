@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+
+from paged_ops.blocks.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -80,3 +83,43 @@ class BlockStats:
     def hit_rate(self) -> float:
         """Share of the prompt tokens that were found, 0 to 1; 0 when there were none."""
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+def count_blocks(ledger: Ledger) -> BlockStats:
+    """Count what the books hold; they are open. Costs O(requests)."""
+    stock = ledger.stock
+    present = [*ledger.requests.values(), *ledger.arriving.values()]
+    return BlockStats(
+        block_size=ledger.block_size,
+        num_blocks=stock.num_blocks,
+        num_free=stock.num_free,
+        num_used=stock.num_used,
+        num_requests=len(present),
+        request_tokens=sum(held.num_tokens for held in present),
+        live_tokens=stock.num_used * ledger.block_size - _unfilled_slots(ledger),
+        num_cached=stock.prefix.num_idle,
+        prompt_tokens=ledger.prompt_tokens,
+        hit_tokens=ledger.hit_tokens,
+        evictions=stock.evictions,
+        preemptions=ledger.preemptions,
+    )
+
+
+def _unfilled_slots(ledger: Ledger) -> int:
+    """Count the slots of blocks in use that no owner fills.
+
+    A block has such slots only if it is the partial last block of each of its owners: an owner that
+    holds it further forward, or as a full last block, fills it.
+    """
+    fill: dict[int, int] = {}
+    partial_owners: Counter[int] = Counter()
+    for _, held in ledger.holders():
+        if tail := held.num_tokens % ledger.block_size:
+            last = held.table[-1]
+            fill[last] = max(fill.get(last, 0), tail)
+            partial_owners[last] += 1
+    return sum(
+        ledger.block_size - tail
+        for block, tail in fill.items()
+        if partial_owners[block] == ledger.stock.counts[block]
+    )

@@ -7,11 +7,11 @@ out, and each comes back exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 
-from paged_ops.blocks.digest import extend_chain
-from paged_ops.blocks.manager import NO_BLOCK, BlockManager, _Request
+from paged_ops.blocks.arrival import arrive
+from paged_ops.blocks.ledger import Ledger
+from paged_ops.blocks.manager import BlockManager
 from paged_ops.blocks.stats import BlockStats
 
 
@@ -25,14 +25,10 @@ class Transfer:
         either side.
     """
 
-    def __init__(
-        self, source: BlockManager, destination: BlockManager, copies: list[tuple[int, int]]
-    ) -> None:
-        self.copies = copies
+    def __init__(self, source: Ledger, destination: Ledger) -> None:
+        self.copies: list[tuple[int, int]] = []
         self._source = source
         self._destination = destination
-        self._arriving: dict[Hashable, _Request] = {}
-        self._finished = False
 
     def finish(self) -> None:
         """Say that the copies are made: what they held is released, and the requests arrive.
@@ -44,17 +40,11 @@ class Transfer:
         ValueError
             The transfer was finished already.
         """
-        with _both(self._source, self._destination):
-            if self._finished:
+        with self._source.lock, self._source:
+            if self not in self._source.transfers:
                 raise ValueError("the transfer is finished already; expected one finish() each")
-            self._finished = True
-            for manager in (self._source, self._destination):
-                for held in manager._holds.pop(self, ()):
-                    manager._release(held.blocks)
-            arriving = self._destination._arriving
-            for request, held in self._arriving.items():
-                if arriving.get(request) is held:  # and was not freed, nor made anew since then
-                    self._destination._requests[request] = arriving.pop(request)
+            for ledger in (self._source, self._destination):
+                ledger.settle(self)
 
 
 class SwapSpace:
@@ -91,8 +81,10 @@ class SwapSpace:
     """
 
     def __init__(self, manager: BlockManager, num_blocks: int) -> None:
-        self._device = manager
-        self._host = BlockManager(num_blocks, manager.block_size, prefix_caching=False)
+        self._device = manager.ledger
+        self._host = BlockManager(
+            num_blocks, manager.block_size, prefix_caching=False, journal=self._device.journal
+        )
 
     def swap_out(self, requests: Sequence[Hashable]) -> Transfer:
         """Begin to move requests to the host. It counts as a preemption of each.
@@ -119,10 +111,7 @@ class SwapSpace:
         ValueError
             A request comes twice.
         """
-        with _both(self._device, self._host):
-            transfer = self._move(self._device, self._host, requests)
-            self._device._preemptions += len(requests)
-            return transfer
+        return self._move(self._device, self._host.ledger, requests)
 
     def swap_in(self, requests: Sequence[Hashable]) -> Transfer:
         """Begin to bring requests back. Each is `InFlight` until the transfer is finished.
@@ -149,8 +138,7 @@ class SwapSpace:
         ValueError
             A request comes twice, or its name was given to another one.
         """
-        with _both(self._device, self._host):
-            return self._move(self._host, self._device, requests)
+        return self._move(self._host.ledger, self._device, requests)
 
     def free(self, request: Hashable) -> None:
         """End a request that is swapped out, or on its way out.
@@ -164,8 +152,8 @@ class SwapSpace:
 
     def __contains__(self, request: Hashable) -> bool:
         """Say whether a request is swapped out, or on its way out."""
-        with self._host._lock:
-            return request in self._host._requests or request in self._host._arriving
+        with self._host.lock, self._host.ledger as host:
+            return request in host.requests or request in host.arriving
 
     @property
     def num_free(self) -> int:
@@ -174,9 +162,14 @@ class SwapSpace:
 
     def num_blocks_needed(self, requests: Sequence[Hashable]) -> int:
         """Return how many distinct host blocks requests hold: what `swap_in` may need."""
-        with self._host._lock:
-            held = [self._host._find(request) for request in requests]
-            return len({block for one in held for block in one.blocks})
+        with self._host.lock, self._host.ledger as host:
+            return len({block for held in map(host.find, requests) for block in held.blocks})
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """Those that are not finished: where to look if the call that made one was broken off."""
+        with self._host.lock, self._host.ledger as host:
+            return [each for each in host.transfers if isinstance(each, Transfer)]
 
     def stats(self) -> BlockStats:
         """Count what the host's pool holds."""
@@ -186,56 +179,20 @@ class SwapSpace:
         """Prove that the host's books are in order; see `BlockManager.check`."""
         self._host.check()
 
-    def _move(
-        self, source: BlockManager, destination: BlockManager, requests: Sequence[Hashable]
-    ) -> Transfer:
+    def _move(self, source: Ledger, destination: Ledger, requests: Sequence[Hashable]) -> Transfer:
         """Take blocks at the destination, and let a transfer hold those of both sides."""
-        leaving = [source._find(request) for request in requests]
-        if len(set(requests)) != len(requests):
-            raise ValueError(f"requests is {list(requests)!r}, expected each request once")
-        for request in requests:
-            destination._refuse_existing("request", request)
-        found = found_blocks(leaving, destination)
-        distinct = dict.fromkeys(block for held in leaving for block in held.blocks)
-        missing = [block for block in distinct if block not in found]
-        idle = sum(not destination._ref_counts[block] for block in set(found.values()))
-        destination._refuse_beyond_free(len(missing), idle, destination._reserved())
-        # Owned by nobody else yet, the blocks are this call's own until each has its holders.
-        destination._share(list(set(found.values())))
-        places = found | dict(zip(missing, destination._take(len(missing)), strict=True))
-        transfer = Transfer(source, destination, [(block, places[block]) for block in missing])
-        source._holds[transfer] = leaving
-        destination._holds[transfer] = []
-        for request, held in zip(requests, leaving, strict=True):
-            arriving = held.fork()
-            arriving.table = [places.get(block, NO_BLOCK) for block in held.table]
-            arriving.num_committed = 0  # its new blocks are to be published again
-            transfer._arriving[request] = destination._arriving[request] = arriving
-            destination._holds[transfer].append(arriving.fork())
-            destination._share(arriving.blocks * 2)
-            del source._requests[request]
-        destination._release(list(set(places.values())))
-        return transfer
-
-
-def found_blocks(leaving: list[_Request], destination: BlockManager) -> dict[int, int]:
-    """Return the blocks whose content is cached at the destination already, and where."""
-    found: dict[int, int] = {}
-    for held in leaving:
-        if held.generation != destination._generation:
-            continue
-        full = len(held.tokens) // destination.block_size
-        extend_chain(held.digests, held.tokens, destination.block_size, held.keys, full)
-        for index in range(held.num_released, len(held.digests)):
-            block = destination._prefix.find(held.digests[index])
-            if block is not None:
-                found[held.table[index]] = block
-    return found
-
-
-@contextmanager
-def _both(one: BlockManager, other: BlockManager) -> Iterator[None]:
-    """Hold both locks, in an order that does not depend on the direction of a transfer."""
-    first, second = sorted((one, other), key=id)
-    with first._lock, second._lock:
-        yield
+        with source.lock, source:
+            leaving = source.find_all(requests)
+            transfer = Transfer(source, destination)
+            copies = arrive(
+                destination,
+                transfer,
+                {name: held.fork() for name, held in zip(requests, leaving, strict=True)},
+                sharing=True,
+                watermark=True,
+            )
+            transfer.copies += copies.items()
+            source.hold(transfer, leaving)
+            for request in requests:
+                source.end(request, preempted=source is self._device)
+            return transfer

@@ -11,6 +11,7 @@ blocks when the transfer is over.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,8 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paged_ops.blocks.manager import NO_BLOCK, BlockManager, _Request
-from paged_ops.blocks.swap import found_blocks
+from paged_ops.blocks.arrival import arrive
+from paged_ops.blocks.holding import Holding
+from paged_ops.blocks.ledger import Ledger
+from paged_ops.blocks.manager import BlockManager
 from paged_ops.pool.kv_cache import PagedKVCache
 from paged_ops.pool.records import describe_requests, describe_sizes, read_request
 
@@ -63,21 +66,24 @@ def send_request(
     TransferRefused
         The receiver has too few blocks, a request of this name, or another kind of pool.
     """
-    transfer = object()
-    with _telling(destination, group):
-        held = _hold(manager, request, transfer)
+    transfer = _Transfer(manager.ledger)
     try:
-        rows = {block: row for row, block in enumerate(dict.fromkeys(held.blocks))}
-        _send(_describe(manager, cache, request, held, rows), destination, group)
+        with _telling(destination, group), manager.lock, manager.ledger as ledger:
+            held = ledger.find(request).fork()
+            ledger.hold(transfer.name, [held])
+            rows = {block: row for row, block in enumerate(dict.fromkeys(held.blocks))}
+            books = describe_requests(ledger, {request: held}, rows)
+        pool = _pool_like(manager, cache)
+        books |= {"num_committed": held.num_committed, "pool": pool}
+        _send(books, destination, group)
         wanted = _receive(destination, group)["rows"]
         blocks = torch.tensor(list(rows), dtype=torch.int64, device=cache.device)[wanted]
         for layer in range(cache.num_layers if wanted else 0):
             for part in cache._of_blocks(layer):
                 dist.send(part[blocks], dst=destination, group=group)
+        return len(wanted)
     finally:
-        with manager._lock:
-            _let_go(manager, transfer)
-    return len(wanted)
+        transfer.abandon()
 
 
 def receive_request(
@@ -117,11 +123,12 @@ def receive_request(
         The sender does not have the request.
     """
     books = _receive(source, group)
-    transfer = object()
-    with _telling(source, group), manager._lock:
-        arriving, missing = _admit(manager, cache, books, transfer)
-    name = books["requests"][0]["name"]
+    transfer = _Transfer(manager.ledger)
     try:
+        with _telling(source, group), manager.lock, manager.ledger as ledger:
+            arriving = _newcomer(books, ledger, _pool_like(manager, cache))
+            name = books["requests"][0]["name"]
+            missing = arrive(ledger, transfer.name, {name: arriving}, sharing=True, watermark=True)
         _send({"rows": list(missing)}, source, group)
         blocks = torch.tensor(list(missing.values()), dtype=torch.int64, device=cache.device)
         for layer in range(cache.num_layers if missing else 0):
@@ -129,34 +136,16 @@ def receive_request(
                 content = part.new_empty(len(blocks), *part.shape[1:])
                 dist.recv(content, src=source, group=group)
                 part[blocks] = content
-    except BaseException:
-        with manager._lock:
-            if manager._arriving.get(name) is arriving:
-                manager._end(name)
-            _let_go(manager, transfer)
-        raise
-    with manager._lock:
-        if manager._arriving.get(name) is arriving:  # and was not freed, nor made anew since then
-            manager._requests[name] = manager._arriving.pop(name)
-            manager._publish(arriving, books["num_committed"] * manager.block_size)
-        _let_go(manager, transfer)
-    return name  # type: ignore[no-any-return]
+        with manager.lock, manager.ledger as ledger:
+            ledger.settle(transfer.name)
+            if ledger.requests.get(name) is arriving:  # and was not freed on its way
+                ledger.commit(arriving, books["num_committed"] * ledger.block_size)
+        return name  # type: ignore[no-any-return]
+    finally:
+        transfer.abandon()
 
 
 # ------------------------------------------------------------------ messages
-
-
-def _describe(
-    manager: BlockManager,
-    cache: PagedKVCache,
-    request: Hashable,
-    held: _Request,
-    rows: dict[int, int],
-) -> dict[str, Any]:
-    """Return what the receiver has to know."""
-    with manager._lock:
-        books = describe_requests(manager, {request: held}, rows)
-    return {**books, "num_committed": held.num_committed, "pool": _pool_like(manager, cache)}
 
 
 def _pool_like(manager: BlockManager, cache: PagedKVCache) -> dict[str, Any]:
@@ -191,49 +180,37 @@ def _telling(rank: int, group: dist.ProcessGroup | None) -> Iterator[None]:
 # ------------------------------------------------------------------ books
 
 
-def _hold(manager: BlockManager, request: Hashable, transfer: object) -> _Request:
-    """Let a transfer hold the blocks of a request, whatever becomes of it."""
-    with manager._lock:
-        held = manager._find(request).fork()
-        manager._share(held.blocks)
-        manager._holds[transfer] = [held]
-        return held
+class _Transfer:
+    """A transfer that is over with its call, however that ends.
+
+    If `abandon` is broken off as well, the weak reference that the books know it by tells them.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.name = weakref.ref(self, ledger.orphans.append)
+
+    def abandon(self) -> None:
+        """Let go of all that it still holds."""
+        with self._ledger.lock, self._ledger:
+            self._ledger.abandon(self.name)
 
 
-def _let_go(manager: BlockManager, transfer: object) -> None:
-    for held in manager._holds.pop(transfer):
-        manager._release(held.blocks)
-
-
-def _admit(
-    manager: BlockManager, cache: PagedKVCache, books: dict[str, Any], transfer: object
-) -> tuple[_Request, dict[int, int]]:
-    """Take blocks for a request; return it, and the rows to ask for with their blocks."""
-    for name, value in _pool_like(manager, cache).items():
+def _newcomer(books: dict[str, Any], ledger: Ledger, pool: dict[str, Any]) -> Holding:
+    """Read the request that arrives, or refuse what does not fit here."""
+    for name, value in pool.items():
         if books["pool"][name] != value:
             raise ValueError(
                 f"the sender's pool has {name} {books['pool'][name]!r}, expected {value!r}, as here"
             )
-    entry = books["requests"][0]
-    manager._refuse_existing("request", entry["name"])
-    held = read_request(entry, manager)
-    held.generation = manager._generation
+    ledger.refuse_existing("request", books["requests"][0]["name"])
+    held = read_request(books["requests"][0], ledger)
+    held.generation = ledger.generation
     _refuse_other_digests(held, books["published"])
-    found = found_blocks([held], manager)
-    missing = [row for row in held.blocks if row not in found]
-    idle = sum(not manager._ref_counts[block] for block in found.values())
-    manager._refuse_beyond_free(len(missing), idle, manager._reserved())
-    manager._share(list(found.values()))
-    taken = dict(zip(missing, manager._take(len(missing)), strict=True))
-    places = found | taken
-    held.table = [places.get(row, NO_BLOCK) for row in held.table]
-    manager._arriving[entry["name"]] = held
-    manager._holds[transfer] = [held.fork()]
-    manager._share(held.blocks)
-    return held, taken
+    return held
 
 
-def _refuse_other_digests(held: _Request, published: list[Any]) -> None:
+def _refuse_other_digests(held: Holding, published: list[Any]) -> None:
     """Refuse blocks that the sender finds under other digests than this rank would."""
     theirs = {row: bytes.fromhex(digest) for digest, row in published}
     for row, digest in zip(held.blocks, held.digests[held.num_released :], strict=False):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paged_ops.arguments import checked_int
-from paged_ops.blocks.manager import NO_BLOCK
+from paged_ops.blocks.holding import NO_BLOCK
 
 
 def to_block_tables(

@@ -9,8 +9,11 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
+from paged_ops.blocks.audit import check_holding
 from paged_ops.blocks.digest import PlacedKey, extend_chain
-from paged_ops.blocks.manager import NO_BLOCK, BlockManager, _Request
+from paged_ops.blocks.holding import NO_BLOCK, Holding
+from paged_ops.blocks.ledger import Ledger
+from paged_ops.blocks.manager import BlockManager
 from paged_ops.pool.kv_cache import PagedKVCache
 
 
@@ -28,14 +31,14 @@ def describe_sizes(manager: BlockManager, cache: PagedKVCache) -> dict[str, Any]
 
 
 def describe_requests(
-    manager: BlockManager, held: Mapping[Any, _Request], rows: Mapping[int, int]
+    ledger: Ledger, held: Mapping[Any, Holding], rows: Mapping[int, int]
 ) -> dict[str, Any]:
     """Describe requests, and the digests by which their blocks and others can be found.
 
     Parameters
     ----------
-    manager : BlockManager
-        The books; its lock is held.
+    ledger : Ledger
+        The books; they are open.
     held : mapping
         The requests by their names.
     rows : mapping of int to int
@@ -47,7 +50,7 @@ def describe_requests(
         ``"requests"`` and ``"published"``, in plain lists, numbers and strings.
     """
     rows = {**rows, NO_BLOCK: NO_BLOCK}
-    digests = [(manager._prefix.digest(block), row) for block, row in rows.items()]
+    digests = [(ledger.stock.prefix.digest(block), row) for block, row in rows.items()]
     return {
         "requests": [
             {
@@ -55,7 +58,7 @@ def describe_requests(
                 "table": [rows[block] for block in one.table],
                 "num_tokens": one.num_tokens,
                 # Without ids nothing more is published: right for what a flush has outlawed.
-                "tokens": list(one.tokens) if one.generation == manager._generation else [],
+                "tokens": list(one.tokens) if one.generation == ledger.generation else [],
                 "keys": [[key.start, key.stop, key.encoded.hex()] for key in one.keys],
                 "num_released": one.num_released,
             }
@@ -65,7 +68,7 @@ def describe_requests(
     }
 
 
-def read_request(entry: Mapping[str, Any], manager: BlockManager) -> _Request:
+def read_request(entry: Mapping[str, Any], ledger: Ledger) -> Holding:
     """Make a request from its description; its table still has rows in it.
 
     Raises
@@ -73,14 +76,14 @@ def read_request(entry: Mapping[str, Any], manager: BlockManager) -> _Request:
     AssertionError
         The description contradicts itself.
     """
-    held = _Request(
+    held = Holding(
         entry["table"],
         entry["num_tokens"],
-        array("q", entry["tokens"] if manager._prefix_caching else ()),
+        array("q", entry["tokens"] if ledger.prefix_caching else ()),
         tuple(PlacedKey(start, stop, bytes.fromhex(text)) for start, stop, text in entry["keys"]),
         num_released=entry["num_released"],
     )
-    full = len(held.tokens) // manager.block_size
-    extend_chain(held.digests, held.tokens, manager.block_size, held.keys, full)
-    manager._check_request(entry["name"], held)
+    full = len(held.tokens) // ledger.block_size
+    extend_chain(held.digests, held.tokens, ledger.block_size, held.keys, full)
+    check_holding(entry["name"], held, ledger.block_size)
     return held

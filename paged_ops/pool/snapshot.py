@@ -7,8 +7,6 @@ block_size, num_kv_heads]`` where the pool has scales per token. ``books.json`` 
 belong to whom, by which digests they are found, and what dtype and other scales the pool has; it is
 written last, so a folder with it is complete.
 
-Version 1 knew no quantised pools; its snapshots are still read.
-
 Needs the safetensors package.
 """
 
@@ -21,13 +19,15 @@ from typing import Any
 
 import torch
 
-from paged_ops.blocks.manager import NO_BLOCK, BlockManager, _Request
+from paged_ops.blocks.arrival import arrive
+from paged_ops.blocks.holding import Holding
+from paged_ops.blocks.ledger import Ledger
+from paged_ops.blocks.manager import BlockManager
 from paged_ops.dtypes import as_bytes
 from paged_ops.pool.kv_cache import PagedKVCache
 from paged_ops.pool.records import describe_requests, describe_sizes, read_request
 
 FORMAT = "paged-ops snapshot v2"
-FORMAT_BEFORE_QUANTISED = "paged-ops snapshot v1"
 _BOOKS, _BLOCKS = "books.json", "blocks.safetensors"
 
 
@@ -80,15 +80,20 @@ def save_snapshot(
 
     _refuse_other_sizes(manager, cache)
     folder = Path(folder)
-    with manager._lock:
-        held = _chosen(manager, requests)
-        rows = dict.fromkeys(block for one in held.values() for block in one.blocks)
+    with manager.lock, manager.ledger as ledger:
+        held = _chosen(ledger, requests)
+        blocks = dict.fromkeys(block for one in held.values() for block in one.blocks)
         if requests is None:
-            rows |= dict.fromkeys(manager._prefix.idle_blocks())
-        books = _books(manager, cache, held, list(rows))
+            blocks |= dict.fromkeys(ledger.stock.prefix.idle_blocks())
+        rows = {block: row for row, block in enumerate(blocks)}
+        books = {
+            "format": FORMAT,
+            **describe_sizes(manager, cache),
+            **describe_requests(ledger, held, rows),
+        }
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _BOOKS).unlink(missing_ok=True)
-        save_file(_gathered(cache, list(rows)), folder / _BLOCKS)
+        save_file(_gathered(cache, list(blocks)), folder / _BLOCKS)
         (folder / _BOOKS).write_text(json.dumps(books), encoding="utf-8")
 
 
@@ -128,47 +133,34 @@ def restore_snapshot(
 
     _refuse_other_sizes(manager, cache)
     folder = Path(folder)
-    books = _in_this_format(json.loads((folder / _BOOKS).read_text(encoding="utf-8")))
+    books = json.loads((folder / _BOOKS).read_text(encoding="utf-8"))
     expected = {"format": FORMAT, **describe_sizes(manager, cache)}
     for name, value in expected.items():
         if books.get(name) != value:
             raise ValueError(f"snapshot has {name} {books.get(name)!r}, expected {value!r}")
     blocks = load_file(folder / _BLOCKS)
-    requests = {entry["name"]: _request(entry, manager) for entry in books["requests"]}
+    requests = {entry["name"]: _request(entry, manager.ledger) for entry in books["requests"]}
     published = {row: bytes.fromhex(digest) for digest, row in books["published"]}
     _refuse_damaged(requests, published, blocks)
-    with manager._lock:
-        _refuse_admission(manager, requests)
-        _place(manager, cache, requests, published, blocks)
-    return list(requests)
+    with manager.lock, manager.ledger as ledger:
+        _place(ledger, cache, requests, published, blocks)
+        return list(requests)
 
 
 # -------------------------------------------------------------------- writing
 
 
-def _chosen(manager: BlockManager, requests: Iterable[Hashable] | None) -> dict[Any, _Request]:
+def _chosen(ledger: Ledger, requests: Iterable[Hashable] | None) -> dict[Any, Holding]:
     """Return what the chosen requests hold, or refuse them."""
     if requests is None:
-        if manager._holds:
+        if ledger.transfers:
             raise ValueError("requests is None, but copies are in flight; finish them first")
-        requests = list(manager._requests)
-    held = {request: manager._find(request) for request in requests}
+        requests = list(ledger.requests)
+    held = {request: ledger.find(request) for request in requests}
     for request in held:
         if isinstance(request, bool) or not isinstance(request, (str, int)):
             raise TypeError(f"request {request!r} is no str or int, so JSON can't name it")
     return held
-
-
-def _books(
-    manager: BlockManager, cache: PagedKVCache, held: dict[Any, _Request], blocks: list[int]
-) -> dict[str, Any]:
-    """Describe requests and digests, with rows of the snapshot in the place of blocks."""
-    rows = {block: row for row, block in enumerate(blocks)}
-    return {
-        "format": FORMAT,
-        **describe_sizes(manager, cache),
-        **describe_requests(manager, held, rows),
-    }
 
 
 def _gathered(cache: PagedKVCache, blocks: list[int]) -> dict[str, torch.Tensor]:
@@ -194,24 +186,16 @@ def _contents(cache: PagedKVCache, layer: int) -> dict[str, torch.Tensor]:
 # -------------------------------------------------------------------- reading
 
 
-def _in_this_format(books: dict[str, Any]) -> dict[str, Any]:
-    """Say of the books of an older version what it took for granted."""
-    if books.get("format") != FORMAT_BEFORE_QUANTISED:
-        return books
-    plain: dict[str, Any] = {"scale_granularity": None, "scales": []}
-    return books | plain | {"cache_dtype": books.get("dtype"), "format": FORMAT}
-
-
-def _request(entry: dict[str, Any], manager: BlockManager) -> _Request:
+def _request(entry: dict[str, Any], ledger: Ledger) -> Holding:
     """Make a request from its entry, or refuse the snapshot."""
     try:
-        return read_request(entry, manager)
+        return read_request(entry, ledger)
     except AssertionError as error:
         raise ValueError(f"snapshot is damaged: {error}") from None
 
 
 def _refuse_damaged(
-    requests: dict[Any, _Request], published: dict[int, bytes], blocks: dict[str, torch.Tensor]
+    requests: dict[Any, Holding], published: dict[int, bytes], blocks: dict[str, torch.Tensor]
 ) -> None:
     """Refuse rows that are not there, and digests that belong to other tokens."""
     counts = {tensor.shape[0] for tensor in blocks.values()}
@@ -224,41 +208,32 @@ def _refuse_damaged(
                 raise ValueError(f"snapshot is damaged: row {row} is not what {name!r} has there")
 
 
-def _refuse_admission(manager: BlockManager, requests: dict[Any, _Request]) -> None:
-    for name in requests:
-        manager._refuse_existing("request", name)
-    rows = {row for held in requests.values() for row in held.blocks}
-    manager._refuse_beyond_free(len(rows))
-
-
 def _place(
-    manager: BlockManager,
+    ledger: Ledger,
     cache: PagedKVCache,
-    requests: dict[Any, _Request],
+    requests: dict[Any, Holding],
     published: dict[int, bytes],
     blocks: dict[str, torch.Tensor],
 ) -> None:
     """Give every row a block, write it there, and only then let it be found."""
-    held_rows = list(dict.fromkeys(row for held in requests.values() for row in held.blocks))
-    cached = [
+    prefix, restoring = ledger.stock.prefix, object()
+    for held in requests.values():
+        held.generation = ledger.generation
+    places = arrive(ledger, restoring, requests, sharing=False, watermark=False)
+    unheld = [
         row
         for row, digest in published.items()
-        if row not in set(held_rows) and manager._prefix.find(digest) is None
+        if row not in places and prefix.find(digest) is None
     ]
-    room = manager._count_free() - len(held_rows) - manager._prefix.num_idle
-    cached = cached[max(0, len(cached) - max(0, room)) :] if manager._prefix_caching else []
-    rows = held_rows + cached
-    places = dict(zip(rows, manager._take(len(rows)), strict=True))
+    room = ledger.stock.num_free - prefix.num_idle if ledger.prefix_caching else 0
+    cached = unheld[max(0, len(unheld) - room) :]  # those that were used last
+    taken = ledger.own([], len(cached))
+    places |= zip(cached, taken, strict=True)
     _write(cache, places, blocks)
-    for name, held in requests.items():
-        held.table = [places.get(row, NO_BLOCK) for row in held.table]
-        held.generation = manager._generation
-        manager._share(held.blocks)
-        manager._requests[name] = held
-    for row, block in places.items():
-        if manager._prefix_caching and row in published:
-            manager._prefix.publish(published[row], block)
-        manager._release([block])  # which this call took; in the order of eviction
+    if ledger.prefix_caching:
+        ledger.publish((published[row], places[row]) for row in places if row in published)
+    ledger.settle(restoring)
+    ledger.disown(taken[::-1])  # in the order of eviction
 
 
 def _write(cache: PagedKVCache, places: dict[int, int], blocks: dict[str, torch.Tensor]) -> None:

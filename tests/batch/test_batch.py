@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import paged_ops
 from paged_ops.arguments import INT32_MAX
 from paged_ops.batch.batch import Batch, build_batch
-from paged_ops.blocks.manager import BlockManager, UnknownRequest
+from paged_ops.blocks.errors import UnknownRequest
+from paged_ops.blocks.manager import BlockManager
 
 
 def as_lists(batch: Batch) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import torch
 
 from paged_ops.batch.batch import Batch, build_batch
 from paged_ops.batch.decode import DecodeBatches
-from paged_ops.blocks.manager import BlockManager, OutOfBlocks, UnknownRequest
+from paged_ops.blocks.errors import OutOfBlocks, UnknownRequest
+from paged_ops.blocks.manager import BlockManager
 
 
 def assert_same(got: Batch, want: Batch) -> None:

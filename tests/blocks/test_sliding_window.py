@@ -12,8 +12,10 @@ import torch
 import paged_ops
 from paged_ops.attention import PagedAttention
 from paged_ops.batch.batch import build_batch
+from paged_ops.blocks.errors import OutOfBlocks, UnknownRequest
+from paged_ops.blocks.holding import NO_BLOCK
 from paged_ops.blocks.layer_groups import LayerGroup, LayerGroups
-from paged_ops.blocks.manager import NO_BLOCK, BlockManager, OutOfBlocks, UnknownRequest
+from paged_ops.blocks.manager import BlockManager
 
 A = list(range(100, 140))
 B = list(range(200, 240))

@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 from transformers import DynamicCache, PreTrainedModel, Qwen3NextConfig
 
-from paged_ops.blocks.manager import OutOfBlocks
+from paged_ops.blocks.errors import OutOfBlocks
 from paged_ops.integrations.transformers import PagedCache, register
 from paged_ops.integrations.transformers.attention import padding_mask, refuse_options
 from paged_ops.integrations.transformers.cache import layer_windows

@@ -11,7 +11,8 @@ import torch
 
 import paged_ops
 from paged_ops.batch.batch import build_batch
-from paged_ops.blocks.manager import BlockManager, InFlight, OutOfBlocks, UnknownRequest
+from paged_ops.blocks.errors import InFlight, OutOfBlocks, UnknownRequest
+from paged_ops.blocks.manager import BlockManager
 from paged_ops.blocks.swap import SwapSpace
 from paged_ops.pool.kv_cache import PagedKVCache
 from paged_ops.pool.snapshot import restore_snapshot, save_snapshot

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import paged_ops
 from paged_ops import BlockManager, OutOfBlocks, PagedKVCache, UnknownRequest, build_batch
-from paged_ops.blocks.manager import InFlight
+from paged_ops.blocks.errors import InFlight
 from paged_ops.distributed import TransferRefused, receive_request, send_request
 from tests.support.checks import same_bits
 

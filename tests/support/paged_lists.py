@@ -12,14 +12,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from paged_ops.blocks.errors import InFlight, OutOfBlocks, UnknownRequest
 from paged_ops.blocks.events import Cleared, Stored
-from paged_ops.blocks.manager import (
-    NO_BLOCK,
-    BlockManager,
-    InFlight,
-    OutOfBlocks,
-    UnknownRequest,
-)
+from paged_ops.blocks.holding import NO_BLOCK
+from paged_ops.blocks.manager import BlockManager
 
 Call = tuple[Any, ...]  # the name of a method of BlockManager, then its arguments
 Text = tuple[Any, ...]  # the extra keys, then the tokens up to and with one

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 from typing import Any, NamedTuple
 
-from paged_ops.blocks.manager import BlockManager, InFlight, OutOfBlocks, UnknownRequest
+from paged_ops.blocks.errors import InFlight, OutOfBlocks, UnknownRequest
+from paged_ops.blocks.manager import BlockManager
 from paged_ops.blocks.swap import SwapSpace, Transfer
 from paged_ops.pool.kv_cache import PagedKVCache
 from paged_ops.pool.snapshot import restore_snapshot, save_snapshot
@@ -56,7 +57,9 @@ class SwappingLists(PagedLists):
         return failure is None
 
     def expected_space_error(self, name: str, request: Any = None) -> type[Exception] | None:
-        on_its_way_out = any(f.request == request and not f.inwards for f in self.flights)
+        on_its_way_out = any(
+            f.listed is self.host.get(request) and not f.inwards for f in self.flights
+        )
         if name in ("finish", "restore"):
             return None
         if name == "free_swapped":
@@ -72,7 +75,7 @@ class SwappingLists(PagedLists):
             return OutOfBlocks if blocks > self.space.num_free else None
         if request not in self.host:
             return UnknownRequest
-        if on_its_way_out and request in self.space._host._arriving:
+        if on_its_way_out:
             return InFlight
         if request in self.requests or request in self.arriving():
             return ValueError
@@ -101,7 +104,7 @@ class SwappingLists(PagedLists):
         assert len(transfer.copies) == blocks - len(hits)
         self.idle = [block for block in self.idle if block not in hits.values()]
         self._evict(len(transfer.copies), list(hits.values()))
-        table = list(self.manager._arriving[request].table)
+        table = list(self.manager.ledger.arriving[request].table)
         assert all(table[index] == block for index, block in hits.items())
         del self.host[request]
         listed.committed = 0
@@ -157,7 +160,8 @@ class SwappingLists(PagedLists):
             for offset, number in enumerate(row)
             if texts
         }
-        found = {self.slots[block, size - 1]: block for block in manager._prefix._digests}
+        stored = [event.block for event in manager.ledger.stock.prefix.stored()]
+        found = {self.slots[block, size - 1]: block for block in stored}
         assert found.keys() == self.found.keys()
         self.found, self.idle = found, [found[text] for text in idle_texts]
         for listed in self.requests.values():

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from paged_ops.bench.memory.buddy import Buddies
 from paged_ops.bench.memory.lengths import Request
-from paged_ops.blocks.manager import BlockManager, OutOfBlocks
+from paged_ops.blocks.errors import OutOfBlocks
+from paged_ops.blocks.manager import BlockManager
 
 
 @dataclass

@@ -311,17 +311,13 @@ class _Rows:
         """Remove the last columns; what is left is sure to stay."""
         keep = self.num_columns - removed
         lengths = self._mask[:, :keep].sum(1).tolist()
-        cuts = [
-            (request, length)
-            for request, length in zip(self.requests, lengths, strict=True)
-            if length < self.groups.num_tokens(request)
-        ]
-        for request, length in cuts:  # refuse all of them or none
-            for name in self.groups:
-                manager = self.groups[name]
-                manager._checked_keep(manager._find(request), length)
-        for request, length in cuts:
-            self.groups.truncate(request, length)
+        self.groups.truncate_all(
+            [
+                (request, length)
+                for request, length in zip(self.requests, lengths, strict=True)
+                if length < self.groups.num_tokens(request)
+            ]
+        )
         self._commit()
         self._mask = self._mask[:, :keep]
         self.seen = [min(seen, keep) for seen in self.seen]
@@ -415,7 +411,7 @@ class _Rows:
 
     def _grow(self, counts: list[int]) -> None:
         """Make room for so many new tokens in each row, or change nothing."""
-        copies = self.groups._append_all(list(zip(self.requests, counts, strict=True)))
+        copies = self.groups.append_all(list(zip(self.requests, counts, strict=True)))
         for window, pool in self.pools.items():
             pool.copy_blocks(copies[_name(window)])
 

@@ -1,0 +1,399 @@
+"""An exception at any point of a call leaves the books whole, and the call done or not done.
+
+KeyboardInterrupt is raised at every line of the package that a call runs through, and in the core
+of the books at every bytecode instruction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import paged_ops
+from paged_ops.blocks.errors import OutOfBlocks
+from paged_ops.blocks.events import Cleared, Stored
+from paged_ops.blocks.layer_groups import LayerGroup, LayerGroups
+from paged_ops.blocks.ledger import Ledger
+from paged_ops.blocks.manager import BlockManager
+from paged_ops.blocks.swap import SwapSpace
+
+PACKAGE = str(Path(paged_ops.__file__).parent)
+CORE = ("ledger", "stock", "holding", "journal", "prefix_cache", "arrival", "events")
+CORE_FILES = {f"{PACKAGE}/blocks/{name}.py" for name in CORE}
+
+A = list(range(100, 130))
+B = list(range(200, 230))
+
+
+def break_off(call: Callable[[], object], point: int) -> bool:
+    """Make a call, and raise KeyboardInterrupt at one of its points; say if it has that many."""
+    points = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal points
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        in_core = frame.f_code.co_filename in CORE_FILES
+        if in_core:
+            frame.f_trace_opcodes = True
+        if event == ("opcode" if in_core else "line") and not at_handler(frame):
+            points += 1
+            if points > point:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def at_handler(frame: FrameType) -> bool:
+    """Say whether an exception is on its way to its handler, where the interpreter admits none."""
+    instruction = frame.f_code.co_code[frame.f_lasti]
+    return dis.opname[instruction] in ("PUSH_EXC_INFO", "WITH_EXCEPT_START")
+
+
+# ------------------------------------------------------------------ what must hold afterwards
+
+
+def state_of(ledger: Ledger) -> Any:
+    """Return all that a caller can see of the books, but for the numbers of blocks."""
+    with ledger.lock, ledger:
+        numbers: dict[int, int] = {}
+        requests = {
+            name: (
+                [numbers.setdefault(block, len(numbers)) for block in held.table],
+                held.num_tokens,
+                held.tokens.tolist(),
+                held.num_released,
+                held.generation == ledger.generation,
+            )
+            for name, held in sorted(ledger.requests.items())
+        }
+        counters = ledger.prompt_tokens, ledger.hit_tokens, ledger.preemptions
+        flights = sorted(ledger.arriving), len(ledger.transfers)
+        return requests, ledger.stock.num_used, counters, flights
+
+
+def found(ledger: Ledger) -> set[tuple[bytes, int]]:
+    return {(event.digest, event.block) for event in ledger.stock.prefix.stored()}
+
+
+class Router:
+    """Follows the events of a manager."""
+
+    def __init__(self, manager: BlockManager) -> None:
+        self.stream, self.known = manager.subscribe(), dict[bytes, int]()
+        self.ledger = manager.ledger
+
+    def follow(self) -> None:
+        for event in self.stream.read():
+            if isinstance(event, Cleared):
+                self.known.clear()
+            elif isinstance(event, Stored):
+                self.known[event.digest] = event.block
+            else:
+                assert self.known.pop(event.digest) == event.block
+        assert set(self.known.items()) == found(self.ledger)
+
+
+class Scene:
+    """Books before a call.
+
+    `books` are all managers that the call changes or might; `call` may be made again if it has not
+    happened.
+    """
+
+    def __init__(self, call: Callable[[], object], *books: BlockManager) -> None:
+        self.call = call
+        self.books = books
+        self.routers = [Router(manager) for manager in books]
+
+    def state(self) -> Any:
+        for manager in self.books:
+            assert not manager.lock.locked()
+            manager.check()
+        return [state_of(manager.ledger) for manager in self.books]
+
+    def found(self) -> list[set[tuple[bytes, int]]]:
+        return [found(manager.ledger) for manager in self.books]
+
+    def end(self) -> None:
+        """End all that exists: every block comes back."""
+        for manager in self.books:
+            with manager.lock, manager.ledger as ledger:
+                for owner in list(ledger.transfers):
+                    ledger.settle(owner)
+                for request in list(ledger.requests):
+                    ledger.end(request)
+            manager.check()
+            assert manager.num_free == manager.num_blocks
+            manager.allocate("all", manager.num_blocks * manager.block_size)
+            manager.check()
+
+
+Setting = Callable[[], Scene]
+
+
+def prove(setting: Setting) -> None:
+    """Break a call off everywhere, look at the books, and go on."""
+    scene = setting()
+    before, found_before = scene.state(), scene.found()
+    scene.call()
+    after, found_after = scene.state(), scene.found()
+    outcomes, point = [], 0
+    while break_off((scene := setting()).call, point):
+        state = scene.state()
+        assert state in (before, after), point
+        happened = state == after != before
+        for now, old, new in zip(scene.found(), found_before, found_after, strict=True):
+            assert now <= (new if happened else old | new)
+        if not happened:
+            scene.call()
+            assert scene.state() == after
+        for router in scene.routers:
+            router.follow()
+        scene.end()
+        outcomes.append(happened)
+        point += 1
+    assert point > 10
+    assert outcomes == sorted(outcomes)  # not done, and from one point on done
+    assert before == after or not outcomes[0]
+
+
+# ------------------------------------------------------------------ one pool
+
+
+def busy_manager(**options: Any) -> BlockManager:
+    """Return a manager whose blocks are all shared, cached, or held by one; the last 2 are free."""
+    manager = BlockManager(14, 4, **options)
+    manager.allocate("gone", B[:9])
+    manager.commit("gone")
+    manager.free("gone")
+    manager.allocate("a", A[:14])
+    manager.commit("a", 8)
+    manager.fork("a", "b")
+    manager.fork("a", "c")
+    manager.allocate("d", B[:4])
+    manager.commit("d")
+    manager.fork("d", "e")
+    manager.truncate("e", 2)
+    manager.free("d")  # e holds a block that is found by more than e has of it
+    manager.allocate("f", 9)
+    return manager
+
+
+CALLS: dict[str, Callable[[BlockManager], object]] = {
+    "allocate, with hits and evictions": lambda m: m.allocate("new", [*B[:9], *A[:6]]),
+    "allocate, evicting what it doesn't hit": lambda m: m.allocate("new", 12),
+    "append to a shared block": lambda m: m.append("a", A[14:20]),
+    "append in place": lambda m: m.append("f", 2),
+    "append to a block that is found": lambda m: m.append("e", [7]),
+    "append_all": lambda m: m.append_all([("a", [1]), ("b", 1), ("c", [3] * 3), ("f", 4)]),
+    "commit": lambda m: m.commit("a"),
+    "fork": lambda m: m.fork("a", "new"),
+    "truncate": lambda m: m.truncate("a", 3),
+    "truncate what is found": lambda m: m.truncate("e", 0),
+    "truncate_all": lambda m: m.truncate_all([("a", 5), ("b", 12), ("f", 0)]),
+    "free": lambda m: m.free("e"),
+    "free what is shared": lambda m: m.free("b"),
+    "preempt": lambda m: m.preempt("f"),
+    "flush": lambda m: m.flush(),
+    "several calls in one": lambda m: rearrange(m),
+}
+
+
+def rearrange(manager: BlockManager) -> None:
+    """Change one request several times, and others, in what is one call to everybody else."""
+    with manager.lock, manager.ledger as ledger:
+        ledger.make_room(["a", "f"], [17, 14])
+        held = ledger.find("a")
+        ledger.commit(held, 14)
+        ledger.cut(held, 6)
+        ledger.end("b")
+        ledger.grow([(held, 4, None)])
+        ledger.fork(held, "new")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_of_a_manager_may_be_broken_off_anywhere(name: str) -> None:
+    def setting() -> Scene:
+        manager = busy_manager()
+        return Scene(lambda: CALLS[name](manager), manager)
+
+    prove(setting)
+
+
+@pytest.mark.parametrize("name", ["commit", "append", "truncate_all", "fork"])
+def test_a_call_of_a_manager_with_a_window_may_be_broken_off_anywhere(name: str) -> None:
+    calls: dict[str, Callable[[BlockManager], object]] = {
+        "commit": lambda m: m.commit("a"),
+        "append": lambda m: m.append("a", A[20:30]),
+        "truncate_all": lambda m: m.truncate_all([("a", 19), ("b", 18)]),
+        "fork": lambda m: m.fork("a", "new"),
+    }
+
+    def setting() -> Scene:
+        manager = BlockManager(12, 4, sliding_window=6)
+        manager.allocate("a", A[:20])
+        manager.commit("a", 9)
+        manager.fork("a", "b")
+        return Scene(lambda: calls[name](manager), manager)
+
+    prove(setting)
+
+
+LOOKS: dict[str, Callable[[BlockManager], object]] = {
+    "lookup": lambda m: m.lookup(A),
+    "stats": lambda m: m.stats(),
+    "block_table": lambda m: m.block_table("a"),
+    "num_free": lambda m: m.num_free,
+    "check": lambda m: m.check(),
+    "refused": lambda m: refused(m),
+}
+
+
+def refused(manager: BlockManager) -> None:
+    with contextlib.suppress(OutOfBlocks):
+        manager.append_all([("a", 1), ("f", 100)])
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_looking_may_be_broken_off_anywhere(name: str) -> None:
+    def setting() -> Scene:
+        manager = busy_manager()
+        return Scene(lambda: LOOKS[name](manager), manager)
+
+    prove(setting)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_undoing_of_a_call_may_be_broken_off_anywhere_too(name: str) -> None:
+    """All steps of the call are done, but it is left by an exception, and so is its undoing."""
+    before = Scene(lambda: None, busy_manager()).state()
+    point = 0
+    while True:
+        manager = busy_manager()
+        journal = manager.ledger.journal
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Ledger, "__exit__", leave_undone)
+            with contextlib.suppress(KeyboardInterrupt):
+                CALLS[name](manager)
+        assert journal.notes
+        if not break_off(journal.undo, point):
+            break
+        scene = Scene(partial(CALLS[name], manager), manager)
+        assert scene.state() == before
+        scene.call()
+        scene.end()
+        point += 1
+    assert point > 10
+
+
+def leave_undone(*_: object) -> None:
+    """Leave a change with its notes, as if its undoing had been broken off at once."""
+    raise KeyboardInterrupt
+
+
+# ------------------------------------------------------------------ several pools
+
+
+GROUP_CALLS: dict[str, Callable[[LayerGroups], object]] = {
+    "allocate": lambda g: g.allocate("new", A[:14]),
+    "append": lambda g: g.append("a", [1, 2, 3]),
+    "append_all": lambda g: g.append_all([("a", 1), ("b", [1] * 5)]),
+    "commit": lambda g: g.commit("a"),
+    "fork": lambda g: g.fork("a", "new"),
+    "truncate": lambda g: g.truncate("a", 12),
+    "truncate_all": lambda g: g.truncate_all([("a", 12), ("b", 11)]),
+    "free": lambda g: g.free("b"),
+    "preempt": lambda g: g.preempt("a"),
+    "flush": lambda g: g.flush(),
+    "lookup": lambda g: g.lookup(A),
+    "num_tokens": lambda g: g.num_tokens("a"),
+    "check": lambda g: g.check(),
+}
+
+
+@pytest.mark.parametrize("name", GROUP_CALLS)
+def test_a_call_of_several_pools_may_be_broken_off_anywhere(name: str) -> None:
+    def setting() -> Scene:
+        groups = LayerGroups({"full": LayerGroup(12), "window": LayerGroup(9, 6)}, 4)
+        groups.allocate("a", A[:14])
+        groups.commit("a", 9)
+        groups.fork("a", "b")
+        return Scene(lambda: GROUP_CALLS[name](groups), groups["full"], groups["window"])
+
+    prove(setting)
+
+
+# ------------------------------------------------------------------ copies in flight
+
+
+def swapping() -> tuple[BlockManager, SwapSpace, BlockManager]:
+    """Return books of a device, and those of a host where a and b wait, of whom c has blocks."""
+    manager = BlockManager(10, 4)
+    with pytest.MonkeyPatch.context() as patch:
+        made: list[BlockManager] = []
+        patch.setattr(
+            "paged_ops.blocks.swap.BlockManager",
+            lambda *sizes, **options: made.append(BlockManager(*sizes, **options)) or made[0],
+        )
+        space = SwapSpace(manager, 10)
+    manager.allocate("a", A[:10])
+    manager.commit("a")
+    manager.fork("a", "b")
+    manager.append("b", 3)
+    manager.fork("a", "c")
+    space.swap_out(["a", "b"]).finish()
+    return manager, space, made[0]
+
+
+SWAPS: dict[str, Callable[[BlockManager, SwapSpace], Callable[[], object]]] = {
+    "out": lambda m, s: lambda: s.swap_out(["c"]),
+    "in": lambda m, s: lambda: s.swap_in(["b", "a"]),
+    "finish out": lambda m, s: s.swap_out(["c"]).finish,
+    "finish in": lambda m, s: s.swap_in(["b", "a"]).finish,
+    "free there": lambda m, s: lambda: s.free("a"),
+    "free on its way out": lambda m, s: (s.swap_out(["c"]), lambda: s.free("c"))[1],
+    "free on its way in": lambda m, s: (s.swap_in(["a"]), lambda: m.free("a"))[1],
+    "look": lambda m, s: lambda: ("a" in s, s.num_blocks_needed(["a", "b"]), s.transfers),
+}
+
+
+@pytest.mark.parametrize("name", SWAPS)
+def test_a_swap_may_be_broken_off_anywhere(name: str) -> None:
+    def setting() -> Scene:
+        manager, space, host = swapping()
+        return Scene(SWAPS[name](manager, space), manager, host)
+
+    prove(setting)
+
+
+def test_a_transfer_whose_call_was_broken_off_when_it_had_begun_is_not_lost() -> None:
+    point, begun = 0, 0
+    while True:
+        manager, space, _ = swapping()
+        if not break_off(partial(space.swap_in, ["a"]), point):
+            break
+        for transfer in space.transfers:
+            transfer.finish()
+            assert manager.num_tokens("a") == 10
+            begun += 1
+        assert ("a" in space) == (not manager.ledger.requests.get("a"))
+        point += 1
+    assert begun
