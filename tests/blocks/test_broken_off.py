@@ -7,172 +7,24 @@ of the books at every bytecode instruction.
 from __future__ import annotations
 
 import contextlib
-import dis
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
+import torch
 
-import paged_ops
 from paged_ops.blocks.errors import OutOfBlocks
-from paged_ops.blocks.events import Cleared, Stored
 from paged_ops.blocks.layer_groups import LayerGroup, LayerGroups
 from paged_ops.blocks.ledger import Ledger
 from paged_ops.blocks.manager import BlockManager
 from paged_ops.blocks.swap import SwapSpace
-
-PACKAGE = str(Path(paged_ops.__file__).parent)
-CORE = ("ledger", "stock", "holding", "journal", "prefix_cache", "arrival", "events")
-CORE_FILES = {f"{PACKAGE}/blocks/{name}.py" for name in CORE}
+from paged_ops.distributed import request_transfer
+from paged_ops.pool.kv_cache import PagedKVCache
+from tests.support.broken_off import CORE_FILES, Scene, break_off, prove
 
 A = list(range(100, 130))
 B = list(range(200, 230))
-
-
-def break_off(call: Callable[[], object], point: int) -> bool:
-    """Make a call, and raise KeyboardInterrupt at one of its points; say if it has that many."""
-    points = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal points
-        if not frame.f_code.co_filename.startswith(PACKAGE):
-            return None
-        in_core = frame.f_code.co_filename in CORE_FILES
-        if in_core:
-            frame.f_trace_opcodes = True
-        if event == ("opcode" if in_core else "line") and not at_handler(frame):
-            points += 1
-            if points > point:
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
-def at_handler(frame: FrameType) -> bool:
-    """Say whether an exception is on its way to its handler, where the interpreter admits none."""
-    instruction = frame.f_code.co_code[frame.f_lasti]
-    return dis.opname[instruction] in ("PUSH_EXC_INFO", "WITH_EXCEPT_START")
-
-
-# ------------------------------------------------------------------ what must hold afterwards
-
-
-def state_of(ledger: Ledger) -> Any:
-    """Return all that a caller can see of the books, but for the numbers of blocks."""
-    with ledger.lock, ledger:
-        numbers: dict[int, int] = {}
-        requests = {
-            name: (
-                [numbers.setdefault(block, len(numbers)) for block in held.table],
-                held.num_tokens,
-                held.tokens.tolist(),
-                held.num_released,
-                held.generation == ledger.generation,
-            )
-            for name, held in sorted(ledger.requests.items())
-        }
-        counters = ledger.prompt_tokens, ledger.hit_tokens, ledger.preemptions
-        flights = sorted(ledger.arriving), len(ledger.transfers)
-        return requests, ledger.stock.num_used, counters, flights
-
-
-def found(ledger: Ledger) -> set[tuple[bytes, int]]:
-    return {(event.digest, event.block) for event in ledger.stock.prefix.stored()}
-
-
-class Router:
-    """Follows the events of a manager."""
-
-    def __init__(self, manager: BlockManager) -> None:
-        self.stream, self.known = manager.subscribe(), dict[bytes, int]()
-        self.ledger = manager.ledger
-
-    def follow(self) -> None:
-        for event in self.stream.read():
-            if isinstance(event, Cleared):
-                self.known.clear()
-            elif isinstance(event, Stored):
-                self.known[event.digest] = event.block
-            else:
-                assert self.known.pop(event.digest) == event.block
-        assert set(self.known.items()) == found(self.ledger)
-
-
-class Scene:
-    """Books before a call.
-
-    `books` are all managers that the call changes or might; `call` may be made again if it has not
-    happened.
-    """
-
-    def __init__(self, call: Callable[[], object], *books: BlockManager) -> None:
-        self.call = call
-        self.books = books
-        self.routers = [Router(manager) for manager in books]
-
-    def state(self) -> Any:
-        for manager in self.books:
-            assert not manager.lock.locked()
-            manager.check()
-        return [state_of(manager.ledger) for manager in self.books]
-
-    def found(self) -> list[set[tuple[bytes, int]]]:
-        return [found(manager.ledger) for manager in self.books]
-
-    def end(self) -> None:
-        """End all that exists: every block comes back."""
-        for manager in self.books:
-            with manager.lock, manager.ledger as ledger:
-                for owner in list(ledger.transfers):
-                    ledger.settle(owner)
-                for request in list(ledger.requests):
-                    ledger.end(request)
-            manager.check()
-            assert manager.num_free == manager.num_blocks
-            manager.allocate("all", manager.num_blocks * manager.block_size)
-            manager.check()
-
-
-Setting = Callable[[], Scene]
-
-
-def prove(setting: Setting) -> None:
-    """Break a call off everywhere, look at the books, and go on."""
-    scene = setting()
-    before, found_before = scene.state(), scene.found()
-    scene.call()
-    after, found_after = scene.state(), scene.found()
-    outcomes, point = [], 0
-    while break_off((scene := setting()).call, point):
-        state = scene.state()
-        assert state in (before, after), point
-        happened = state == after != before
-        for now, old, new in zip(scene.found(), found_before, found_after, strict=True):
-            assert now <= (new if happened else old | new)
-        if not happened:
-            scene.call()
-            assert scene.state() == after
-        for router in scene.routers:
-            router.follow()
-        scene.end()
-        outcomes.append(happened)
-        point += 1
-    assert point > 10
-    assert outcomes == sorted(outcomes)  # not done, and from one point on done
-    assert before == after or not outcomes[0]
 
 
 # ------------------------------------------------------------------ one pool
@@ -235,7 +87,7 @@ def test_a_call_of_a_manager_may_be_broken_off_anywhere(name: str) -> None:
         manager = busy_manager()
         return Scene(lambda: CALLS[name](manager), manager)
 
-    prove(setting)
+    prove(setting, CORE_FILES)
 
 
 @pytest.mark.parametrize("name", ["commit", "append", "truncate_all", "fork"])
@@ -294,7 +146,7 @@ def test_the_undoing_of_a_call_may_be_broken_off_anywhere_too(name: str) -> None
             with contextlib.suppress(KeyboardInterrupt):
                 CALLS[name](manager)
         assert journal.notes
-        if not break_off(journal.undo, point):
+        if not break_off(journal.undo, point, CORE_FILES):
             break
         scene = Scene(partial(CALLS[name], manager), manager)
         assert scene.state() == before
@@ -388,7 +240,7 @@ def test_a_transfer_whose_call_was_broken_off_when_it_had_begun_is_not_lost() ->
     point, begun = 0, 0
     while True:
         manager, space, _ = swapping()
-        if not break_off(partial(space.swap_in, ["a"]), point):
+        if not break_off(partial(space.swap_in, ["a"]), point, CORE_FILES):
             break
         for transfer in space.transfers:
             transfer.finish()
@@ -397,3 +249,72 @@ def test_a_transfer_whose_call_was_broken_off_when_it_had_begun_is_not_lost() ->
         assert ("a" in space) == (not manager.ledger.requests.get("a"))
         point += 1
     assert begun
+
+
+# ------------------------------------------------------------------ requests from another rank
+
+
+class Line:
+    """Stands for torch.distributed: says what the other rank would, and keeps what it is told."""
+
+    def __init__(self, *messages: Any) -> None:
+        self.messages, self.sent = list(messages), list[Any]()
+
+    def send_object_list(self, objects: list[Any], **_: object) -> None:
+        self.sent += objects
+
+    def recv_object_list(self, objects: list[Any], **_: object) -> None:
+        objects[:] = [self.messages.pop(0)]
+
+    def send(self, *_: object, **__: object) -> None:
+        pass
+
+    def recv(self, content: torch.Tensor, **_: object) -> None:
+        content.zero_()
+
+
+def pool_of_a() -> tuple[BlockManager, PagedKVCache]:
+    manager = BlockManager(12, 4)
+    manager.allocate("a", A[:14])
+    manager.commit("a", 9)
+    return manager, PagedKVCache(1, 12, 4, 1, 1)
+
+
+def books_of_a(patch: pytest.MonkeyPatch) -> Any:
+    line = Line({"rows": [0, 1, 2, 3]})
+    patch.setattr(request_transfer, "dist", line)
+    request_transfer.send_request(*pool_of_a(), "a", 1)
+    return line.sent[0]
+
+
+def test_sending_a_request_may_be_broken_off_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def setting() -> Scene:
+        manager, cache = pool_of_a()
+
+        def send() -> None:
+            monkeypatch.setattr(request_transfer, "dist", Line({"rows": [0, 3]}))
+            request_transfer.send_request(manager, cache, "a", 1)
+
+        return Scene(send, manager)
+
+    prove(setting)
+
+
+def test_receiving_a_request_may_be_broken_off_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    books = books_of_a(monkeypatch)
+
+    def setting() -> Scene:
+        manager = BlockManager(8, 4, watermark=0.2)
+        for request, tokens in [("earlier", A[:9]), ("gone", B[:13])]:
+            manager.allocate(request, tokens)
+            manager.commit(request)
+        manager.free("gone")
+        cache = PagedKVCache(1, 8, 4, 1, 1)
+
+        def receive() -> None:
+            monkeypatch.setattr(request_transfer, "dist", Line(books))
+            request_transfer.receive_request(manager, cache, 0)
+
+        return Scene(receive, manager)
+
+    prove(setting)

@@ -11,11 +11,13 @@ import torch
 
 import paged_ops
 from paged_ops.batch.batch import build_batch
+from paged_ops.blocks.digest import chain_digests
 from paged_ops.blocks.errors import InFlight, OutOfBlocks, UnknownRequest
 from paged_ops.blocks.manager import BlockManager
 from paged_ops.blocks.swap import SwapSpace
 from paged_ops.pool.kv_cache import PagedKVCache
 from paged_ops.pool.snapshot import restore_snapshot, save_snapshot
+from tests.support.broken_off import Scene, prove
 
 pytest.importorskip("safetensors", reason="snapshots need the safetensors package")
 
@@ -241,3 +243,32 @@ def test_nothing_is_written_while_copies_are_in_flight(tmp_path: Path) -> None:
         save_snapshot(tmp_path, pool.manager, pool.cache, ["a"])
     save_snapshot(tmp_path, pool.manager, pool.cache, [7])
     transfer.finish()
+
+
+def test_a_restore_may_be_broken_off_anywhere(tmp_path: Path) -> None:
+    pool = busy_pool()
+    save_snapshot(tmp_path, pool.manager, pool.cache)
+    tokens = {
+        digest: prompt[4 * block : 4 * block + 4]
+        for prompt in (A, B, A[:10] + B)
+        for block, digest in enumerate(chain_digests(prompt, 4))
+    }
+
+    def setting() -> Scene:
+        other = Pool(num_blocks=9)
+        other.feed("here already", B[10:15])
+        other.feed("gone", B[20:29])
+        other.manager.free("gone")
+        return Scene(
+            lambda: restore_snapshot(tmp_path, other.manager, other.cache),
+            other.manager,
+            look=lambda: no_other_keys_are_found(other),
+        )
+
+    def no_other_keys_are_found(other: Pool) -> None:
+        for event in other.manager.ledger.stock.prefix.stored():
+            if event.digest in tokens:
+                rows = torch.stack([Pool.row(token) for token in tokens[event.digest]])
+                assert torch.equal(other.cache.kv_blocks(1)[event.block, 0], rows)
+
+    prove(setting)
