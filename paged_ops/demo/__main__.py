@@ -16,18 +16,12 @@ from pathlib import Path
 import torch
 
 import paged_ops
+from paged_ops.demo.comparison import compare_with_contiguous
 from paged_ops.demo.display import choose_display
 from paged_ops.demo.model import LanguageModel, load_model
 from paged_ops.demo.pool_picture import draw_owners, draw_pool, save_image
 from paged_ops.demo.tokenizer import Tokenizer
-from paged_ops.engine import (
-    Engine,
-    Request,
-    Sampler,
-    Snapshot,
-    StopRule,
-    compare_with_contiguous,
-)
+from paged_ops.engine import Engine, Occupancy, Request, Sampler, StopRule
 
 PROMPTS = (
     "ROMEO:",
@@ -162,15 +156,15 @@ def shorten(prompt: str) -> str:
 class Record:
     """What is left of a run: the pool in each step, steps with a preemption, work and time."""
 
-    snapshots: list[Snapshot] = field(default_factory=list)
+    history: list[Occupancy] = field(default_factory=list)
     preempted_at: list[int] = field(default_factory=list)
     num_computed: int = 0
     seconds: float = 0.0
 
     @property
-    def fullest(self) -> Snapshot:
+    def fullest(self) -> Occupancy:
         """The pool in the first of the steps that used most blocks."""
-        return max(self.snapshots, key=lambda snapshot: (snapshot.used, snapshot.live_tokens))
+        return max(self.history, key=lambda occupancy: (occupancy.used, occupancy.live_tokens))
 
 
 def run(engine: Engine, tokenizer: Tokenizer, *, live: bool, in_colour: bool) -> Record:
@@ -180,7 +174,7 @@ def run(engine: Engine, tokenizer: Tokenizer, *, live: bool, in_colour: bool) ->
     started = time.perf_counter()
     try:
         for report in engine.run():
-            record.snapshots.append(report.snapshot)
+            record.history.append(report.occupancy)
             record.preempted_at += [report.step] * bool(report.preempted)
             record.num_computed += report.num_computed
             display.show(report)
@@ -194,21 +188,21 @@ def summarise(engine: Engine, record: Record) -> str:
     """Say how much was generated, how fast, and how often blocks changed hands."""
     generated = sum(len(request.generated) for request in engine.requests)
     preemptions = sum(request.preemptions for request in engine.requests)
-    columns = zip(*(snapshot.owners for snapshot in record.snapshots), strict=True)
+    columns = zip(*(occupancy.owners for occupancy in record.history), strict=True)
     owners = [set(column) - {-1} for column in columns]
     return (
         f"{generated} tokens in {record.seconds:.2f} s: {generated / record.seconds:.0f} tokens/s "
-        f"({len(record.snapshots)} steps; {record.num_computed} tokens computed with the prompts)\n"
+        f"({len(record.history)} steps; {record.num_computed} tokens computed with the prompts)\n"
         f"{sum(map(bool, owners))} blocks were used, {sum(len(each) > 1 for each in owners)} of "
         f"them by several requests in turn; requests lost their blocks {preemptions} times"
     )
 
 
-def reserved(engine: Engine, snapshot: Snapshot) -> str:
+def reserved(engine: Engine, occupancy: Occupancy) -> str:
     """Say what the requests in the pool would take if each reserved all the model's positions."""
-    requests = len(set(snapshot.owners) - {-1})
+    requests = len(set(occupancy.owners) - {-1})
     positions = engine.model.config.max_positions
-    blocks = -(-positions // snapshot.block_size)
+    blocks = -(-positions // occupancy.block_size)
     return (
         f"   reserving all {positions} positions would take {blocks} blocks per request, "
         f"{blocks * requests} in all"
@@ -263,10 +257,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     in_colour = live and not os.environ.get("NO_COLOR")
     width = os.get_terminal_size().columns if live else 80
 
-    def print_pool(title: str, snapshot: Snapshot) -> None:
+    def print_pool(title: str, occupancy: Occupancy) -> None:
         print(title)
-        print("\n".join(draw_pool(snapshot, width=width, in_colour=in_colour)))
-        for line in draw_owners(snapshot, labels, in_colour=in_colour):
+        print("\n".join(draw_pool(occupancy, width=width, in_colour=in_colour)))
+        for line in draw_owners(occupancy, labels, in_colour=in_colour):
             print(line)
 
     parameters = sum(parameter.numel() for parameter in engine.model.parameters())
@@ -274,19 +268,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{len(prompts)} prompts, at most {flags.max_batch} at a time; model: {parameters:,} "
         f"parameters, {flags.dtype}; kernel: {paged_ops.backend_info().cpu_isa}\n"
     )
-    print_pool("pool before", engine.snapshot())
+    print_pool("pool before", engine.occupancy())
     print()
     record = run(engine, tokenizer, live=live, in_colour=in_colour)
     print()
     print_pool(f"pool at its fullest, step {record.fullest.step}", record.fullest)
     print(reserved(engine, record.fullest) + "\n")
-    print_pool("pool after", engine.snapshot())
+    print_pool("pool after", engine.occupancy())
     print("\n" + summarise(engine, record))
     if flags.image is not None:
         try:
-            size = save_image(
-                record.snapshots, labels, flags.image, preempted_at=record.preempted_at
-            )
+            size = save_image(record.history, labels, flags.image, preempted_at=record.preempted_at)
         except OSError as error:
             parser.error(f"--image is {flags.image}, but it can't be written: {error.strerror}")
         print(f"image: {flags.image}, {size[0]} x {size[1]} pixels")

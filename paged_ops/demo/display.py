@@ -58,12 +58,12 @@ class Progress:
         """Return the line."""
         states = [request.state for request in self._engine.requests]
         waiting = states.count(State.WAITING) + states.count(State.PREEMPTED)
-        snapshot = report.snapshot
+        occupancy = report.occupancy
         return (
             f"step {report.step}: {self.num_generated} tokens, "
             f"{states.count(State.RUNNING)} running, {waiting} waiting, "
             f"{states.count(State.FINISHED)} finished, "
-            f"{snapshot.used}/{len(snapshot.owners)} blocks, "
+            f"{occupancy.used}/{len(occupancy.owners)} blocks, "
             f"{self.num_generated / self.seconds:.0f} tokens/s"
         )
 
@@ -145,7 +145,7 @@ class LiveDisplay:
             return
         self._drawn_at = now
         lines = [line for request in self._engine.requests for line in self._block(request)]
-        lines += draw_pool(report.snapshot, width=self._width, in_colour=self._in_colour)
+        lines += draw_pool(report.occupancy, width=self._width, in_colour=self._in_colour)
         lines.append(self._progress.line(report)[: self._width - 1])
         self._erase()
         self._stream.write(HIDE_CURSOR + NO_WRAP + "\n".join(lines) + "\n" + WRAP + SHOW_CURSOR)
@@ -187,7 +187,7 @@ def choose_display(engine: Engine, tokenizer: Tokenizer, *, live: bool, in_colou
     """Return the live display where the terminal can hold it, else the streaming one."""
     size = shutil.get_terminal_size()
     requests = len(engine.requests)
-    pool_lines = len(draw_pool(engine.snapshot(), width=size.columns, in_colour=in_colour))
+    pool_lines = len(draw_pool(engine.occupancy(), width=size.columns, in_colour=in_colour))
     text_lines = min(4, (size.lines - 2 - pool_lines) // max(1, requests) - 1)
     if live and text_lines >= 1:
         return LiveDisplay(

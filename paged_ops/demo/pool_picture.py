@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paged_ops.engine import Snapshot
+from paged_ops.engine import Occupancy
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
@@ -46,23 +46,23 @@ def paint(text: str, owner: int, *, in_colour: bool) -> str:
     return f"\x1b[38;2;{red};{green};{blue}m{text}{RESET}"
 
 
-def cell(snapshot: Snapshot, block: int, *, in_colour: bool) -> str:
+def cell(occupancy: Occupancy, block: int, *, in_colour: bool) -> str:
     """Draw one block: two columns in colour, one without."""
-    owner, filled = snapshot.owners[block], snapshot.filled[block]
+    owner, filled = occupancy.owners[block], occupancy.filled[block]
     if owner < 0:
         return f"{DIM}··{RESET}" if in_colour else "."
     if in_colour:
-        bar = BARS[max(0, filled * len(BARS) // snapshot.block_size - 1)]
+        bar = BARS[max(0, filled * len(BARS) // occupancy.block_size - 1)]
         return paint(letter(owner) + bar, owner, in_colour=True)
-    return letter(owner) if filled == snapshot.block_size else letter(owner).lower()
+    return letter(owner) if filled == occupancy.block_size else letter(owner).lower()
 
 
-def draw_pool(snapshot: Snapshot, *, width: int = 80, in_colour: bool = False) -> list[str]:
+def draw_pool(occupancy: Occupancy, *, width: int = 80, in_colour: bool = False) -> list[str]:
     r"""Draw the pool, one cell per block, and a line of numbers below.
 
     Parameters
     ----------
-    snapshot : Snapshot
+    occupancy : Occupancy
         The pool at one moment.
     width : int
         Columns of the terminal.
@@ -76,12 +76,12 @@ def draw_pool(snapshot: Snapshot, *, width: int = 80, in_colour: bool = False) -
 
     Examples
     --------
-    >>> snapshot = Snapshot(step=1, owners=[0, 0, -1, 1], filled=[4, 1, 0, 4], block_size=4)
-    >>> print("\n".join(draw_pool(snapshot, width=40)))
+    >>> occupancy = Occupancy(step=1, owners=[0, 0, -1, 1], filled=[4, 1, 0, 4], block_size=4)
+    >>> print("\n".join(draw_pool(occupancy, width=40)))
        0  A a . B
        3 of 4 blocks in use, 9 of 16 slots hold a token (56%), 3 wasted in last blocks
     """
-    num_blocks = len(snapshot.owners)
+    num_blocks = len(occupancy.owners)
     cell_width = 3 if in_colour else 2
     per_row = max(1, min(32, (width - 6) // cell_width))
     if per_row > 8:
@@ -89,29 +89,31 @@ def draw_pool(snapshot: Snapshot, *, width: int = 80, in_colour: bool = False) -
     lines = []
     for start in range(0, num_blocks, per_row):
         blocks = range(start, min(start + per_row, num_blocks))
-        cells = " ".join(cell(snapshot, block, in_colour=in_colour) for block in blocks)
+        cells = " ".join(cell(occupancy, block, in_colour=in_colour) for block in blocks)
         lines.append(f"{start:4d}  {cells}")
-    lines.append("   " + describe(snapshot))
+    lines.append("   " + describe(occupancy))
     return lines
 
 
-def describe(snapshot: Snapshot) -> str:
+def describe(occupancy: Occupancy) -> str:
     """Count the pool in one line: blocks in use, slots that hold a token, waste."""
-    slots = len(snapshot.owners) * snapshot.block_size
+    slots = len(occupancy.owners) * occupancy.block_size
     return (
-        f"{snapshot.used} of {len(snapshot.owners)} blocks in use, "
-        f"{snapshot.live_tokens} of {slots} slots hold a token "
-        f"({snapshot.utilisation:.0%}), {snapshot.waste} wasted in last blocks"
+        f"{occupancy.used} of {len(occupancy.owners)} blocks in use, "
+        f"{occupancy.live_tokens} of {slots} slots hold a token "
+        f"({occupancy.utilisation:.0%}), {occupancy.waste} wasted in last blocks"
     )
 
 
-def draw_owners(snapshot: Snapshot, labels: Sequence[str], *, in_colour: bool = False) -> list[str]:
+def draw_owners(
+    occupancy: Occupancy, labels: Sequence[str], *, in_colour: bool = False
+) -> list[str]:
     """Name the owners: letter, label, blocks, tokens and waste of each request in the pool."""
     lines = []
-    for owner in sorted({owner for owner in snapshot.owners if owner >= 0}):
-        blocks = [block for block, held in enumerate(snapshot.owners) if held == owner]
-        tokens = sum(snapshot.filled[block] for block in blocks)
-        waste = len(blocks) * snapshot.block_size - tokens
+    for owner in sorted({owner for owner in occupancy.owners if owner >= 0}):
+        blocks = [block for block, held in enumerate(occupancy.owners) if held == owner]
+        tokens = sum(occupancy.filled[block] for block in blocks)
+        waste = len(blocks) * occupancy.block_size - tokens
         name = paint(letter(owner), owner, in_colour=in_colour)
         counts = f"{len(blocks):2d} blocks, {tokens:3d} tokens, {waste:2d} wasted"
         lines.append(f"   {name}  {counts}  {labels[owner]}")
@@ -128,7 +130,7 @@ BACKGROUND, EMPTY, INK, FAINT = (255, 255, 255), (240, 240, 243), (40, 40, 48), 
 
 
 def save_image(
-    history: Sequence[Snapshot],
+    history: Sequence[Occupancy],
     labels: Sequence[str],
     path: Path,
     *,
@@ -141,7 +143,7 @@ def save_image(
 
     Parameters
     ----------
-    history : sequence of Snapshot
+    history : sequence of Occupancy
         The pool in each step, at least one.
     labels : sequence of str
         A label for each request, for the legend.
@@ -168,7 +170,7 @@ def save_image(
     width = MARGIN_LEFT + max(plot_width, 560) + MARGIN_RIGHT
     curve_top = MARGIN_TOP + plot_height + GAP
     legend_top = curve_top + CURVE_HEIGHT + AXIS_HEIGHT
-    owners = sorted({owner for snapshot in history for owner in snapshot.owners if owner >= 0})
+    owners = sorted({owner for occupancy in history for owner in occupancy.owners if owner >= 0})
     height = legend_top + LEGEND_ROW * (len(owners) + 1)
     image = Image.new("RGB", (width, height), BACKGROUND)
     pen = ImageDraw.Draw(image)
@@ -190,10 +192,12 @@ def _text(
     pen.text(xy, text, INK, ImageFont.load_default(size), anchor)
 
 
-def _draw_blocks(pen: ImageDraw, history: Sequence[Snapshot], column: int, row: int) -> None:
-    for i, snapshot in enumerate(history):
+def _draw_blocks(pen: ImageDraw, history: Sequence[Occupancy], column: int, row: int) -> None:
+    for i, occupancy in enumerate(history):
         left = MARGIN_LEFT + i * column
-        for block, (owner, filled) in enumerate(zip(snapshot.owners, snapshot.filled, strict=True)):
+        for block, (owner, filled) in enumerate(
+            zip(occupancy.owners, occupancy.filled, strict=True)
+        ):
             top = MARGIN_TOP + block * row
             # A row of at least 4 pixels leaves one between neighbours, so that blocks can be told
             # apart.
@@ -203,7 +207,7 @@ def _draw_blocks(pen: ImageDraw, history: Sequence[Snapshot], column: int, row: 
                 pen.rectangle(box, EMPTY)
                 continue
             pen.rectangle(box, _paler(colour(owner)))
-            filled_height = round((bottom - top + 1) * filled / snapshot.block_size)
+            filled_height = round((bottom - top + 1) * filled / occupancy.block_size)
             if filled_height:
                 pen.rectangle(
                     (left, top, left + column - 1, top + filled_height - 1), colour(owner)
@@ -215,15 +219,15 @@ def _paler(rgb: tuple[int, int, int]) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def _draw_curves(pen: ImageDraw, history: Sequence[Snapshot], column: int, curve_top: int) -> None:
+def _draw_curves(pen: ImageDraw, history: Sequence[Occupancy], column: int, curve_top: int) -> None:
     bottom = curve_top + CURVE_HEIGHT
     right = MARGIN_LEFT + column * len(history)
     for share in (0.0, 0.5, 1.0):
         y = bottom - share * CURVE_HEIGHT
         pen.line((MARGIN_LEFT, y, right, y), FAINT)
         _text(pen, (MARGIN_LEFT - 8, y), f"{share:.0%}", "rm")
-    in_use = [snapshot.used / len(snapshot.owners) for snapshot in history]
-    live = [snapshot.utilisation for snapshot in history]
+    in_use = [occupancy.used / len(occupancy.owners) for occupancy in history]
+    live = [occupancy.utilisation for occupancy in history]
     for shares, ink in ((in_use, FAINT), (live, INK)):
         points = [
             (MARGIN_LEFT + (i + side) * column, bottom - share * CURVE_HEIGHT)
@@ -238,29 +242,29 @@ def _draw_curves(pen: ImageDraw, history: Sequence[Snapshot], column: int, curve
 
 def _draw_preemptions(
     pen: ImageDraw,
-    history: Sequence[Snapshot],
+    history: Sequence[Occupancy],
     preempted_at: Sequence[int],
     column: int,
     plot_height: int,
 ) -> None:
     for step in preempted_at:
-        x = MARGIN_LEFT + column * sum(snapshot.step < step for snapshot in history)
+        x = MARGIN_LEFT + column * sum(occupancy.step < step for occupancy in history)
         pen.line((x, MARGIN_TOP, x, MARGIN_TOP + plot_height), INK)
         pen.polygon([(x - 5, MARGIN_TOP - 10), (x + 5, MARGIN_TOP - 10), (x, MARGIN_TOP - 2)], INK)
 
 
 def _draw_axes(
-    pen: ImageDraw, history: Sequence[Snapshot], column: int, row: int, curve_top: int
+    pen: ImageDraw, history: Sequence[Occupancy], column: int, row: int, curve_top: int
 ) -> None:
     num_blocks = len(history[0].owners)
     every = _tick(num_blocks, 8)
     for block in range(0, num_blocks, every):
         _text(pen, (MARGIN_LEFT - 8, MARGIN_TOP + (block + 0.5) * row), str(block), "rm")
     every = _tick(history[-1].step, 10)
-    for i, (before, snapshot) in enumerate(itertools.pairwise(history), 1):
-        if before.step // every < snapshot.step // every:
+    for i, (before, occupancy) in enumerate(itertools.pairwise(history), 1):
+        if before.step // every < occupancy.step // every:
             x = MARGIN_LEFT + (i + 0.5) * column
-            _text(pen, (x, curve_top + CURVE_HEIGHT + 14), str(snapshot.step), "mm")
+            _text(pen, (x, curve_top + CURVE_HEIGHT + 14), str(occupancy.step), "mm")
     middle = MARGIN_LEFT + column * len(history) / 2
     _text(pen, (middle, curve_top + CURVE_HEIGHT + 32), "step", "mm")
     _text(pen, (8, MARGIN_TOP - 14), "block")

@@ -29,7 +29,7 @@ def serve(model: LlamaForCausalLM, jobs: Sequence[Job], num_slots: int, block_si
         for index in report.tokens:
             first.setdefault(index, now)
         outcome.most_running = max(outcome.most_running, len(report.tokens))
-        outcome.live.append(report.snapshot.live_tokens)
+        outcome.live.append(report.occupancy.live_tokens)
     outcome.seconds = time.perf_counter() - start
     outcome.tokens = sum(job.num_new for job in jobs)
     outcome.first_token_seconds = list(first.values())

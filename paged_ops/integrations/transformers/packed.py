@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from paged_ops.engine import LayerAttention
 from paged_ops.integrations.transformers.attention import KEYWORD, NAME, register
-
-
-class LayerAttention(Protocol):
-    """Writes a layer's new keys and values into a pool and attends to it."""
-
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, **options: Any
-    ) -> Tensor:
-        """Attend from ``[num_tokens, num_heads, head_dim]``; options as `paged_ops.attention`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -47,8 +38,8 @@ class PackedConfig:
 class PackedModel(nn.Module):
     """Runs a transformers model over one flat run of tokens that belong to many requests.
 
-    It is called as the demo's own model is, so `paged_ops.engine.Engine` serves it. The model
-    keeps no cache: in every layer, query, key and value of the new tokens go to a callable.
+    It is a `paged_ops.engine.Model`: it keeps no cache, and in every layer, query, key and value of
+    the new tokens go to a callable.
 
     Parameters
     ----------
