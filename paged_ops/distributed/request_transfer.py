@@ -79,7 +79,7 @@ def send_request(
         wanted = _receive(destination, group)["rows"]
         blocks = torch.tensor(list(rows), dtype=torch.int64, device=cache.device)[wanted]
         for layer in range(cache.num_layers if wanted else 0):
-            for part in cache._of_blocks(layer):
+            for part in cache.block_parts(layer):
                 dist.send(part[blocks], dst=destination, group=group)
         return len(wanted)
     finally:
@@ -132,7 +132,7 @@ def receive_request(
         _send({"rows": list(missing)}, source, group)
         blocks = torch.tensor(list(missing.values()), dtype=torch.int64, device=cache.device)
         for layer in range(cache.num_layers if missing else 0):
-            for part in cache._of_blocks(layer):
+            for part in cache.block_parts(layer):
                 content = part.new_empty(len(blocks), *part.shape[1:])
                 dist.recv(content, src=source, group=group)
                 part[blocks] = content

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NoReturn, TypedDict
 
 import torch
 from torch import nn
 
-from paged_ops.arguments import INT32_MAX, checked_int
-from paged_ops.dtypes import FLOAT_DTYPES, as_bytes
+from paged_ops.dtypes import as_bytes
 from paged_ops.functional import copy_blocks
-from paged_ops.pool.scales import CacheScales, checked_cache_dtype, first_scale
-
-LAYOUTS = ("HND", "NHD")
+from paged_ops.pool.memory import zeros
+from paged_ops.pool.scales import CacheScales, first_scale
+from paged_ops.pool.sending import send_blocks
+from paged_ops.pool.sizes import Sizes
 
 
 class Scales(TypedDict):
@@ -113,20 +109,12 @@ class PagedKVCache(nn.Module):
         scale_granularity: str = "token",
     ) -> None:
         super().__init__()
-        sizes = _Sizes.checked(
-            num_layers,
-            block_size,
-            num_kv_heads,
-            head_dim,
-            head_dim_v,
-            dtype,
-            cache_dtype,
-            scale_granularity,
-        )
+        heads = num_kv_heads, head_dim, head_dim_v
+        elements = dtype, cache_dtype, scale_granularity
+        sizes = Sizes.checked(num_layers, block_size, *heads, *elements)
         device = _device(device)
         self.num_blocks = sizes.checked_num_blocks(num_blocks, device)
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout is {layout!r}, expected one of {LAYOUTS}")
+        self._block_layout = sizes.block_layout(self.num_blocks, layout)
         self.layout = layout
         self.num_layers = sizes.num_layers
         self.block_size = sizes.block_size
@@ -137,7 +125,7 @@ class PagedKVCache(nn.Module):
         self._dtype = dtype
         self._scale_form = sizes.scale_form(self.num_blocks, layout)
         for layer in range(self.num_layers):
-            pool = _zeros(self._pool_shape(), sizes.cache_dtype, device)
+            pool = zeros(self._block_layout.buffer_shape, sizes.cache_dtype, device)
             self.register_buffer(f"layer_{layer}", pool, persistent=False)
         for layer in range(self.num_layers if self._scale_form else 0):
             self.register_buffer(f"scales_{layer}", self._new_scales(device), persistent=False)
@@ -162,18 +150,7 @@ class PagedKVCache(nn.Module):
         IndexError
             There is no such layer.
         """
-        pool = self._pool(layer)
-        if self.head_dim == self.head_dim_v:
-            key_cache, value_cache = pool.unbind(1)
-        else:
-            rows = (self.num_blocks, *self._rows())
-            keys = self.block_size * self.num_kv_heads * self.head_dim
-            values = self.block_size * self.num_kv_heads * self.head_dim_v
-            key_cache = pool.narrow(1, 0, keys).view(*rows, self.head_dim)
-            value_cache = pool.narrow(1, keys, values).view(*rows, self.head_dim_v)
-        if self.layout == "HND":
-            return key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-        return key_cache, value_cache
+        return self._block_layout.caches(self._pool(layer))
 
     def scales(self, layer: int) -> Scales:
         """Return the scales of a layer, as keyword arguments of the ops.
@@ -269,13 +246,7 @@ class PagedKVCache(nn.Module):
         ValueError
             Keys and values differ in size, so no single view shows both.
         """
-        pool = self._pool(layer)
-        if self.head_dim != self.head_dim_v:
-            raise ValueError(
-                f"head_dim_v is {self.head_dim_v}, but one view of keys and values needs "
-                f"{self.head_dim}, as head_dim; take layer(i) instead"
-            )
-        return pool.transpose(2, 3) if self.layout == "HND" else pool
+        return self._block_layout.kv_blocks(self._pool(layer))
 
     def kv_scales(self, layer: int) -> torch.Tensor:
         """Return the scales of a layer as one view, as `kv_blocks` shows its elements.
@@ -355,20 +326,43 @@ class PagedKVCache(nn.Module):
             The pools don't match, an id is out of range, or a destination comes twice. Nothing
             was copied.
         """
-        self._refuse_unlike(destination)
-        if not copies:
-            return
-        sources, targets = torch.tensor(copies, dtype=torch.int64, device="cpu").unbind(1)
-        _refuse_ids("source", sources, self.num_blocks)
-        _refuse_ids("destination", targets, destination.num_blocks)
-        if len(targets.unique()) < len(targets):
-            raise ValueError("copies has a destination twice, expected each once")
-        sources, targets = sources.to(self.device), targets.to(destination.device)
-        for layer in range(self.num_layers):
-            here, there = self._of_blocks(layer), destination._of_blocks(layer)
-            for mine, theirs in zip(here, there, strict=True):
-                blocks = mine[sources].to(destination.device, non_blocking=non_blocking)
-                theirs[targets] = blocks
+        send_blocks(self, destination, copies, non_blocking)
+
+    def block_parts(self, layer: int) -> list[torch.Tensor]:
+        """Return all that the blocks of a layer hold, for whatever moves whole blocks elsewhere.
+
+        Parameters
+        ----------
+        layer : int
+            0 to num_layers - 1.
+
+        Returns
+        -------
+        list of torch.Tensor
+            Views whose first dimension is the block: the elements, and the scales where each token
+            has its own. Elements of one byte come as integers: torch indexes no float8 tensor with
+            another one.
+
+        Raises
+        ------
+        IndexError
+            There is no such layer.
+        """
+        elements = as_bytes(self._pool(layer))
+        if self.scale_granularity == "token":
+            return [elements, self._scale_buffer(layer)]
+        return [elements]
+
+    def chosen_scales(self) -> list[list[str]]:
+        """Return what `set_scales` has set in each layer, in words that compare, NaN included.
+
+        Blocks go from pool to pool without these scales, so they have to be the same in both. The
+        list is empty where there are none to be set.
+        """
+        if self.scale_granularity in (None, "token"):
+            return []
+        buffers = [self._scale_buffer(layer) for layer in range(self.num_layers)]
+        return [[str(scale) for scale in buffer.flatten().tolist()] for buffer in buffers]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -388,7 +382,7 @@ class PagedKVCache(nn.Module):
     @property
     def num_bytes(self) -> int:
         """Size of all blocks over all layers, with their scales per token, committed or not."""
-        return sum(part.nbytes for i in range(self.num_layers) for part in self._of_blocks(i))
+        return sum(part.nbytes for i in range(self.num_layers) for part in self.block_parts(i))
 
     @classmethod
     def num_blocks_for(
@@ -438,60 +432,22 @@ class PagedKVCache(nn.Module):
         ...                             num_bytes=2**21)
         64
         """
-        sizes = _Sizes.checked(
-            num_layers,
-            block_size,
-            num_kv_heads,
-            head_dim,
-            head_dim_v,
-            dtype,
-            cache_dtype,
-            scale_granularity,
-        )
-        if (num_bytes is None) == (memory_fraction is None):
-            raise ValueError(
-                f"num_bytes is {num_bytes} and memory_fraction is {memory_fraction}, "
-                f"expected exactly one of them"
-            )
-        if memory_fraction is not None:
-            budget, origin = _share_of_memory(memory_fraction, _device(device))
-        else:
-            budget, origin = checked_int("num_bytes", num_bytes, 0), "num_bytes"
-        num_blocks = budget // sizes.bytes_per_block
-        if not num_blocks:
-            raise ValueError(
-                f"{origin} is {budget} bytes, expected at least one block: {sizes.arithmetic(1)}"
-            )
-        return min(num_blocks, INT32_MAX)
+        heads = num_kv_heads, head_dim, head_dim_v
+        elements = dtype, cache_dtype, scale_granularity
+        sizes = Sizes.checked(num_layers, block_size, *heads, *elements)
+        return sizes.num_blocks_for(_device(device), num_bytes, memory_fraction)
 
     def extra_repr(self) -> str:
         """Describe the pool in the module's repr."""
-        return (
-            f"num_layers={self.num_layers}, num_blocks={self.num_blocks}, "
-            f"block_size={self.block_size}, num_kv_heads={self.num_kv_heads}, "
-            f"head_dim={self.head_dim}, head_dim_v={self.head_dim_v}, layout={self.layout!r}, "
-            f"dtype={self.dtype}, cache_dtype={self.cache_dtype}, "
-            f"scale_granularity={self.scale_granularity!r}"
-        )
+        sizes = "num_layers", "num_blocks", "block_size", "num_kv_heads", "head_dim", "head_dim_v"
+        kinds = "layout", "dtype", "cache_dtype", "scale_granularity"
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in (*sizes, *kinds))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"a PagedKVCache can't be copied or pickled: its pool has {self.num_bytes} bytes; "
             f"make a new one instead"
         )
-
-    def _refuse_unlike(self, other: PagedKVCache) -> None:
-        """Refuse another pool whose blocks are not laid out like these."""
-        names = "num_layers", "block_size", "num_kv_heads", "head_dim", "head_dim_v"
-        for name in (*names, "layout", "dtype", "cache_dtype", "scale_granularity"):
-            mine, others = getattr(self, name), getattr(other, name)
-            if mine != others:
-                raise ValueError(f"destination has {name} {others}, expected {mine}, as here")
-        ours, theirs = self._set_scales(), other._set_scales()
-        if ours != theirs:
-            raise ValueError(
-                f"destination has scales {theirs}, expected {ours}, as here; set_scales there too"
-            )
 
     def _pool(self, layer: int) -> torch.Tensor:
         if isinstance(layer, bool) or not isinstance(layer, int):
@@ -514,26 +470,8 @@ class PagedKVCache(nn.Module):
     def _new_scales(self, device: torch.device) -> torch.Tensor:
         """Return the scales of a new layer: zeros, or what shows that they have to be set."""
         form = self._scales_there_are()
-        scales = _zeros(form.buffer_shape, torch.float32, device)
+        scales = zeros(form.buffer_shape, torch.float32, device)
         return scales if form.is_per_token else scales.fill_(first_scale(self.cache_dtype))
-
-    def _of_blocks(self, layer: int) -> list[torch.Tensor]:
-        """Return all that the blocks of a layer hold: tensors whose first dimension is the block.
-
-        Elements of one byte come as integers: torch indexes no float8 tensor with another one.
-        """
-        pool = self._pool(layer)
-        elements = as_bytes(pool)
-        if self.scale_granularity == "token":
-            return [elements, self._scale_buffer(layer)]
-        return [elements]
-
-    def _set_scales(self) -> list[list[str]]:
-        """Return what `set_scales` has set in each layer, in words that compare, NaN included."""
-        if self.scale_granularity in (None, "token"):
-            return []
-        buffers = [self._scale_buffer(layer) for layer in range(self.num_layers)]
-        return [[str(scale) for scale in buffer.flatten().tolist()] for buffer in buffers]
 
     def _apply(
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
@@ -554,181 +492,6 @@ class PagedKVCache(nn.Module):
         self._dtype = fn(torch.empty(0, dtype=self._dtype, device=self.device)).dtype
         return self
 
-    def _rows(self) -> tuple[int, int]:
-        """Return how the rows of head_dim elements are ordered in a block in memory."""
-        if self.layout == "HND":
-            return self.num_kv_heads, self.block_size
-        return self.block_size, self.num_kv_heads
-
-    def _pool_shape(self) -> tuple[int, ...]:
-        rows = self._rows()
-        if self.head_dim == self.head_dim_v:
-            return (self.num_blocks, 2, *rows, self.head_dim)
-        return (self.num_blocks, rows[0] * rows[1] * (self.head_dim + self.head_dim_v))
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """What the size of a block depends on. Python's integers don't wrap, however large."""
-
-    num_layers: int
-    block_size: int
-    num_kv_heads: int
-    head_dim: int
-    head_dim_v: int
-    cache_dtype: torch.dtype
-    scale_granularity: str | None
-
-    @classmethod
-    def checked(
-        cls,
-        num_layers: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        head_dim_v: int | None,
-        dtype: torch.dtype,
-        cache_dtype: torch.dtype | None,
-        scale_granularity: str,
-    ) -> _Sizes:
-        if dtype not in FLOAT_DTYPES:
-            raise ValueError(f"dtype is {dtype}, expected one of {FLOAT_DTYPES}")
-        return cls(
-            checked_int("num_layers", num_layers, 1),
-            checked_int("block_size", block_size, 1),
-            checked_int("num_kv_heads", num_kv_heads, 1),
-            checked_int("head_dim", head_dim, 1),
-            checked_int("head_dim_v", head_dim if head_dim_v is None else head_dim_v, 1),
-            *checked_cache_dtype(dtype, cache_dtype, scale_granularity),
-        )
-
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers, its scales per token included."""
-        row = (self.head_dim + self.head_dim_v) * self.cache_dtype.itemsize + self._scale_bytes
-        return self.num_layers * self.block_size * self.num_kv_heads * row
-
-    @property
-    def _scale_bytes(self) -> int:
-        """Bytes of scales for each token and head."""
-        return 2 * torch.float32.itemsize if self.scale_granularity == "token" else 0
-
-    def scale_form(self, num_blocks: int, layout: str) -> CacheScales | None:
-        """Return what the scales of a layer are; None where the pool isn't quantised."""
-        if self.scale_granularity is None:
-            return None
-        return CacheScales(
-            self.scale_granularity, num_blocks, self.block_size, self.num_kv_heads, layout
-        )
-
-    def arithmetic(self, num_blocks: int) -> str:
-        """Show how the size of a pool comes about."""
-        if self.head_dim == self.head_dim_v:
-            elements = f"2 x {self.head_dim} (head_dim)"
-        else:
-            elements = f"({self.head_dim} (head_dim) + {self.head_dim_v} (head_dim_v))"
-        row = f"{elements} x {self.cache_dtype.itemsize} ({self.cache_dtype})"
-        if self._scale_bytes:
-            row = f"({row} + {self._scale_bytes} (scales))"
-        return (
-            f"{num_blocks} (num_blocks) x {self.num_layers} (num_layers) x "
-            f"{self.block_size} (block_size) x {self.num_kv_heads} (num_kv_heads) x {row} = "
-            f"{num_blocks * self.bytes_per_block} bytes"
-        )
-
-    def checked_num_blocks(self, num_blocks: int, device: torch.device) -> int:
-        """Return the number of blocks, or refuse a pool larger than the memory available."""
-        num_blocks = checked_int("num_blocks", num_blocks, 1)
-        available = available_bytes(device)
-        if available is not None and num_blocks * self.bytes_per_block > available:
-            raise MemoryError(
-                f"num_blocks is {num_blocks}, expected at most "
-                f"{available // self.bytes_per_block}: {self.arithmetic(num_blocks)}, and "
-                f"{available} bytes are available on {device}"
-            )
-        return checked_int("num_blocks", num_blocks, 1, INT32_MAX)
-
-
-def available_bytes(device: torch.device) -> int | None:
-    """Return the memory that a new pool could take on a device; None where nothing says so.
-
-    On the CPU this is the system's count, swap excluded; a limit on this process alone (a
-    container's, for example) isn't seen. On an accelerator it is what the driver calls free, and
-    what torch's allocator has set aside and not handed out.
-    """
-    if device.type == "cpu":
-        return _available_on_cpu()
-    if device.type == "meta":
-        return None
-    module = torch.get_device_module(device)
-    try:
-        free: int = module.mem_get_info(device)[0]
-        unused: int = module.memory_reserved(device) - module.memory_allocated(device)
-    except AttributeError:
-        return None
-    return free + unused
-
-
-def _available_on_cpu() -> int | None:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            fields = dict(line.split(":", 1) for line in lines)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def _share_of_memory(memory_fraction: float, device: torch.device) -> tuple[int, str]:
-    """Return a share of the available memory in bytes, and words for where it comes from."""
-    if not 0 < memory_fraction <= 1:
-        raise ValueError(f"memory_fraction is {memory_fraction}, expected above 0 and at most 1")
-    available = available_bytes(device)
-    if available is None:
-        raise MemoryError(
-            f"memory_fraction is {memory_fraction}, but {device} does not say how much memory is "
-            f"available; give num_bytes instead"
-        )
-    origin = f"memory_fraction {memory_fraction} of the {available} bytes available on {device}"
-    return int(available * memory_fraction), origin
-
-
-def _refuse_ids(name: str, ids: torch.Tensor, num_blocks: int) -> None:
-    """Refuse block ids that a pool does not have."""
-    wrong = ids[(ids < 0) | (ids >= num_blocks)]
-    if len(wrong):
-        raise ValueError(f"copies has the {name} {int(wrong[0])}, expected 0 to {num_blocks - 1}")
-
 
 def _device(device: torch.device | str | None) -> torch.device:
     return torch.get_default_device() if device is None else torch.device(device)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return zeros; on the CPU, without touching them.
-
-    torch.zeros writes every page, at about a second per GiB. Anonymous private memory from the
-    system is zero as well, and each page is committed when it is first written. The tensor keeps
-    the mapping alive. Made outside inference mode so that the pool may be changed outside it.
-    """
-    with torch.inference_mode(False):
-        if device.type != "cpu":
-            return torch.zeros(shape, dtype=dtype, device=device)
-        num_bytes = dtype.itemsize
-        for size in shape:
-            num_bytes *= size
-        try:
-            pages = mmap.mmap(-1, num_bytes, access=mmap.ACCESS_COPY)
-        except OSError as error:
-            raise MemoryError(
-                f"the system refused {num_bytes} bytes for a pool: {error}"
-            ) from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            # Blocks lie at random, so every one of them would miss the TLB with pages of 4 KiB. A
-            # kernel without huge pages says no, and nothing is lost.
-            with contextlib.suppress(OSError):
-                pages.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -25,7 +25,7 @@ def describe_sizes(manager: BlockManager, cache: PagedKVCache) -> dict[str, Any]
         "dtype": str(cache.dtype),
         "cache_dtype": str(cache.cache_dtype),
         "scale_granularity": cache.scale_granularity,
-        "scales": cache._set_scales(),
+        "scales": cache.chosen_scales(),
         "sliding_window": manager.sliding_window,
     }
 

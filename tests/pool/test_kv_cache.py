@@ -18,8 +18,9 @@ from torch import nn
 from torch._dynamo.utils import ReinplaceCounters
 
 from paged_ops import attention, write_kv
-from paged_ops.pool import kv_cache
-from paged_ops.pool.kv_cache import PagedKVCache, available_bytes
+from paged_ops.pool import sizes
+from paged_ops.pool.kv_cache import PagedKVCache
+from paged_ops.pool.memory import available_bytes
 
 LAYOUTS = ["HND", "NHD"]
 SMALL: dict[str, Any] = {
@@ -253,7 +254,7 @@ def test_sizes_that_cannot_be_are_refused_by_name_and_value(
 def test_a_pool_beyond_the_memory_is_refused_with_the_arithmetic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_cache, "available_bytes", lambda device: 10_000)
+    monkeypatch.setattr(sizes, "available_bytes", lambda device: 10_000)
     with pytest.raises(MemoryError) as caught:
         small(num_blocks=7)
     assert str(caught.value) == (
@@ -274,7 +275,7 @@ def test_more_blocks_than_block_tables_can_name_are_refused_where_memory_is_unkn
 def test_memory_that_the_system_refuses_after_all_is_a_memory_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_cache, "available_bytes", lambda device: None)
+    monkeypatch.setattr(sizes, "available_bytes", lambda device: None)
     with pytest.raises(MemoryError, match="the system refused"):
         small(num_blocks=2**31 - 1, block_size=2**12)
 
@@ -345,7 +346,7 @@ def test_the_count_and_the_pool_agree_on_the_size() -> None:
 def test_a_share_of_memory_is_that_share_with_nothing_set_aside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_cache, "available_bytes", lambda device: 100 * BLOCK_BYTES)
+    monkeypatch.setattr(sizes, "available_bytes", lambda device: 100 * BLOCK_BYTES)
     assert PagedKVCache.num_blocks_for(**SHAPE, memory_fraction=0.5) == 50
     assert PagedKVCache.num_blocks_for(**SHAPE, memory_fraction=1.0) == 100
     assert PagedKVCache(**SHAPE, num_blocks=100).num_blocks == 100

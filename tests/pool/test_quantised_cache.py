@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import paged_ops
 from paged_ops import BlockManager, PagedAttention, PagedKVCache, build_batch
 from paged_ops.blocks.swap import SwapSpace
-from paged_ops.pool import kv_cache
+from paged_ops.pool import sizes
 from paged_ops.pool.snapshot import restore_snapshot, save_snapshot
 from tests.support.checks import relative_error, same_bits
 
@@ -199,7 +199,7 @@ def test_blocks_are_counted_with_their_scales(granularity: str) -> None:
 def test_the_arithmetic_of_a_pool_that_is_too_large_has_its_scales(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_cache, "available_bytes", lambda device: 4000)
+    monkeypatch.setattr(sizes, "available_bytes", lambda device: 4000)
     with pytest.raises(MemoryError) as caught:
         small()
     assert str(caught.value) == (
