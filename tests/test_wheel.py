@@ -82,6 +82,17 @@ def test_the_wheel_is_for_any_python_3_and_has_types_but_no_sources(wheel: Path)
     assert not [file for file in files if file.endswith((".cpp", ".h", ".o"))]
 
 
+def test_the_wheel_has_the_benchmarks_and_no_tests(wheel: Path) -> None:
+    """Figures are of a machine: whoever installs the wheel can take them on theirs, for 50 kB."""
+    files = zipfile.ZipFile(wheel).infolist()
+    parts = {
+        file.filename.split("/")[1] for file in files if file.filename.startswith("paged_ops/")
+    }
+    assert {"bench", "demo", "engine"} <= parts
+    assert sum(file.compress_size for file in files if "/bench/" in file.filename) < 100_000
+    assert not [file.filename for file in files if "test" in file.filename.replace("self_test", "")]
+
+
 def test_the_installed_wheel_passes_its_self_test(installed: Path, tmp_path: Path) -> None:
     done = run(installed, "-m", "paged_ops", cwd=tmp_path)
     assert f"paged_ops {paged_ops.__version__}, {site_packages(installed)}" in done.stdout
