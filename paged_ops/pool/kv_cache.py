@@ -123,7 +123,7 @@ class PagedKVCache(nn.Module):
         self.head_dim_v = sizes.head_dim_v
         self.scale_granularity = sizes.scale_granularity
         self._dtype = dtype
-        self._scale_form = sizes.scale_form(self.num_blocks, layout)
+        self._scale_form = sizes.scale_form(self._block_layout)
         for layer in range(self.num_layers):
             pool = zeros(self._block_layout.buffer_shape, sizes.cache_dtype, device)
             self.register_buffer(f"layer_{layer}", pool, persistent=False)

@@ -36,7 +36,7 @@ class BlockLayout:
     @property
     def buffer_shape(self) -> tuple[int, ...]:
         """Shape of the buffer of a layer: the keys of a block, then its values."""
-        rows = self._rows
+        rows = self.rows
         if self.head_dim == self.head_dim_v:
             return (self.num_blocks, 2, *rows, self.head_dim)
         return (self.num_blocks, rows[0] * rows[1] * (self.head_dim + self.head_dim_v))
@@ -46,7 +46,7 @@ class BlockLayout:
         if self.head_dim == self.head_dim_v:
             key_cache, value_cache = buffer.unbind(1)
         else:
-            rows = (self.num_blocks, *self._rows)
+            rows = (self.num_blocks, *self.rows)
             keys = self.block_size * self.num_kv_heads * self.head_dim
             values = self.block_size * self.num_kv_heads * self.head_dim_v
             key_cache = buffer.narrow(1, 0, keys).view(*rows, self.head_dim)
@@ -65,7 +65,7 @@ class BlockLayout:
         return buffer.transpose(2, 3) if self.layout == "HND" else buffer
 
     @property
-    def _rows(self) -> tuple[int, int]:
+    def rows(self) -> tuple[int, int]:
         """How many rows of head_dim elements a block has, as they are ordered in memory."""
         if self.layout == "HND":
             return self.num_kv_heads, self.block_size

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from paged_ops.dtypes import QUANTISED_DTYPES
+from paged_ops.pool.layout import BlockLayout
 
 GRANULARITIES = ("token", "head", "tensor")
 
@@ -23,18 +24,13 @@ class CacheScales:
     ----------
     granularity : str
         One of `GRANULARITIES`.
-    num_blocks, block_size, num_kv_heads : int
-        As of the pool.
-    layout : str
-        As of the pool. In "HND" the scales of a block's head are neighbours in memory, like its
-        rows: what attention reads together lies together.
+    blocks : BlockLayout
+        Of the pool. Scales per token lie in a block as its rows do: what attention reads together
+        lies together.
     """
 
     granularity: str
-    num_blocks: int
-    block_size: int
-    num_kv_heads: int
-    layout: str
+    blocks: BlockLayout
 
     @property
     def is_per_token(self) -> bool:
@@ -47,13 +43,12 @@ class CacheScales:
         if self.granularity == "tensor":
             return (2,)
         if self.granularity == "head":
-            return 2, self.num_kv_heads
-        rows = (self.block_size, self.num_kv_heads)
-        return (self.num_blocks, 2, *(reversed(rows) if self.layout == "HND" else rows))
+            return 2, self.blocks.num_kv_heads
+        return (self.blocks.num_blocks, 2, *self.blocks.rows)
 
     def view(self, buffer: torch.Tensor) -> torch.Tensor:
         """Return a layer's buffer in the one shape of all layouts."""
-        if self.is_per_token and self.layout == "HND":
+        if self.is_per_token and self.blocks.layout == "HND":
             return buffer.transpose(2, 3)
         return buffer
 

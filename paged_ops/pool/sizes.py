@@ -62,22 +62,12 @@ class Sizes:
 
     def block_layout(self, num_blocks: int, layout: str) -> BlockLayout:
         """Return how the elements of a layer lie in memory."""
-        return BlockLayout(
-            layout,
-            num_blocks,
-            self.block_size,
-            self.num_kv_heads,
-            self.head_dim,
-            self.head_dim_v,
-        )
+        heads = self.num_kv_heads, self.head_dim, self.head_dim_v
+        return BlockLayout(layout, num_blocks, self.block_size, *heads)
 
-    def scale_form(self, num_blocks: int, layout: str) -> CacheScales | None:
+    def scale_form(self, blocks: BlockLayout) -> CacheScales | None:
         """Return what the scales of a layer are; None where the pool isn't quantised."""
-        if self.scale_granularity is None:
-            return None
-        return CacheScales(
-            self.scale_granularity, num_blocks, self.block_size, self.num_kv_heads, layout
-        )
+        return CacheScales(self.scale_granularity, blocks) if self.scale_granularity else None
 
     def arithmetic(self, num_blocks: int) -> str:
         """Show how the size of a pool comes about."""
