@@ -1,10 +1,12 @@
-// + slope * (key position - query position), for a chunk of scores.
+// The bias of score_options.h for a chunk of scores: keys one after the other, the rows in the
+// lanes.
 #pragma once
 
 #include "attention_tiling_data.h"
 #include "kernel_operator.h"
 #include "row_state.h"
 #include "score_chunk.h"
+#include "score_options.h"
 #include "work_units.h"
 
 class Alibi {
@@ -45,13 +47,8 @@ class Alibi {
   __aicore__ inline void Add(const ScoreChunk& chunk, int64_t first) {
     const int64_t keys = kSteps * kRepeatLanes / chunk.rows;
     for (int64_t k = 0; k < chunk.keys; k += keys) {
-      AscendC::Adds(work_, distances_, static_cast<float>(first + k),
-                    static_cast<int32_t>(kSteps * kRepeatLanes));
-      Barrier();
-      AscendC::MulAddDst(chunk.scores[k * chunk.rows], work_, slope_lanes_,
-                         static_cast<uint64_t>(kRepeatLanes), static_cast<uint8_t>(kSteps),
-                         AscendC::BinaryRepeatParams(1, 1, 1, kBlockLanes, kBlockLanes, 0));
-      Barrier();
+      AddBias(chunk.scores[k * chunk.rows], distances_, static_cast<float>(first + k), slope_lanes_,
+              false, work_, kSteps);
     }
   }
 

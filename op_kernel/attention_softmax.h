@@ -10,6 +10,7 @@
 #include "attention_tensors.h"
 #include "attention_tiling_data.h"
 #include "exchange.h"
+#include "hide_scores.h"
 #include "kernel_operator.h"
 #include "piece_states.h"
 #include "piece_steps.h"
@@ -17,6 +18,7 @@
 #include "row_output.h"
 #include "row_state.h"
 #include "score_chunk.h"
+#include "score_options.h"
 #include "sequence.h"
 #include "share_stream.h"
 #include "verdict.h"
@@ -32,7 +34,7 @@ class AttentionSoftmax {
     value_dim_ = tiling.value.head_dim;
     most_rows_ = FirstShare(tiling.max_rows);
     const int64_t group = AscendC::GetBlockIdx() / 2;
-    InitScale();
+    late_scale_ = MayScaleLate(tiling) ? tiling.scale : 1.0f;
     sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
     exchange_.Init(tiling, tensors.workspace, group);
     stream_.Init(tiling, sequences_, exchange_, group, pipe);
@@ -65,14 +67,6 @@ class AttentionSoftmax {
   // Rows of output that leave at a time.
   __aicore__ inline int64_t OutputRows() const {
     return Smaller(tiling_->part_elements / value_dim_ / kBlockLanes * kBlockLanes, kRepeatLanes);
-  }
-
-  // The scale is applied on the way to the exponent where nothing comes between: e^(scale * s -
-  // scale * max). That holds while scaling keeps the order and stays finite.
-  __aicore__ inline void InitScale() {
-    scales_first_ = tiling_->softcap > 0.0f || tiling_->has_alibi_slopes != 0 ||
-                    !(tiling_->scale > 0.0f && tiling_->scale <= 1.0f);
-    late_scale_ = scales_first_ ? 1.0f : tiling_->scale;
   }
 
   // op_host's UB budget counts these buffers and those of the members: attention_tiling.cpp,
@@ -209,10 +203,10 @@ class AttentionSoftmax {
   __aicore__ inline ScoreChunk TakeScores(const Share& share, const ChunkKeys& chunk,
                                           Alibi& alibi) {
     const ScoreChunk taken = {stream_.Take(), chunk.last - chunk.first, share.rows};
-    if (scales_first_) {
+    if (!MayScaleLate(*tiling_)) {
       ApplyOptions(taken, chunk, alibi);
     }
-    HideScores(share, taken, chunk);
+    HideScores(*tiling_, share.step.unit, taken, share.step.begin + chunk.first);
     return taken;
   }
 
@@ -339,57 +333,10 @@ class AttentionSoftmax {
     AscendC::Muls(taken.scores, taken.scores, tiling_->scale, CountOf(taken));
     Barrier();
     if (tiling_->softcap > 0.0f) {
-      CapScores(taken, cap_block_, tiling_->softcap);
+      CapScores(taken.scores, CountOf(taken), cap_block_, tiling_->softcap);
     }
     if (tiling_->has_alibi_slopes != 0) {
       alibi.Add(taken, chunk.first);
-    }
-  }
-
-  // Both ends of what a row sees grow with the row, so a key is seen by neighbouring rows: by all
-  // of the share from where the last row begins to see to where the first one ends.
-  __aicore__ inline void HideScores(const Share& share, const ScoreChunk& taken,
-                                    const ChunkKeys& chunk) {
-    const Unit& unit = share.step.unit;
-    const int64_t origin = share.step.begin + chunk.first;
-    const Visible seen = InTile(KeysOfRow(unit, 0), origin, taken.keys);
-    const Visible seen_last = InTile(KeysOfRow(unit, unit.num_rows - 1), origin, taken.keys);
-    const int64_t all_first = Larger(seen.first, seen_last.first);
-    const int64_t all_last = Larger(all_first, Smaller(seen.last, seen_last.last));
-    if (all_first == 0 && all_last == taken.keys) {
-      return;
-    }
-    SetKeys(taken, 0, seen.first, kMinusInf);
-    SetKeys(taken, seen_last.last, taken.keys, kMinusInf);
-    for (int64_t k = seen.first; k < Smaller(all_first, seen_last.last); ++k) {
-      HideKey(unit, taken, origin, k);
-    }
-    for (int64_t k = all_last; k < seen_last.last; ++k) {
-      HideKey(unit, taken, origin, k);
-    }
-    Barrier();
-  }
-
-  __aicore__ inline Visible KeysOfRow(const Unit& unit, int64_t r) const {
-    return VisibleKeys(*tiling_, unit.sequence.length, RowAt(*tiling_, unit, r).position);
-  }
-
-  // Hides key k of a chunk that begins with key `origin` from the rows that don't see it.
-  __aicore__ inline void HideKey(const Unit& unit, const ScoreChunk& taken, int64_t origin,
-                                 int64_t k) {
-    const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
-    // The token that stands where the key stands.
-    const int64_t token = origin + k - (unit.sequence.length - unit.sequence.new_tokens);
-    const int64_t rows = unit.num_rows;
-    const int64_t first = tiling_->causal != 0 ? Clamp(token * group - unit.row_begin, 0, rows) : 0;
-    const int64_t last =
-        tiling_->sliding_window > 0
-            ? Clamp((token + tiling_->sliding_window) * group - unit.row_begin, first, rows)
-            : rows;
-    const uint64_t lanes = MaskOf({0, taken.rows});
-    uint64_t mask[2] = {lanes & ~MaskOf({first, last}), 0};
-    if (mask[0] != 0) {
-      AscendC::Duplicate(taken.scores[k * taken.rows], kMinusInf, mask, 1, 1, kBlockLanes);
     }
   }
 
@@ -506,7 +453,6 @@ class AttentionSoftmax {
   const AttentionTilingData* tiling_;
   int64_t value_dim_;
   int64_t most_rows_;  // of this core's share
-  bool scales_first_;
   float late_scale_;
   Sequences sequences_;
   Exchange<T> exchange_;

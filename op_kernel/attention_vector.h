@@ -13,6 +13,7 @@
 #include "piece_states.h"
 #include "row_output.h"
 #include "row_state.h"
+#include "score_options.h"
 #include "sequence.h"
 #include "visible.h"
 #include "work_units.h"
@@ -113,7 +114,9 @@ class AttentionVector {
     queries_ = query_buffer_.Get<float>();
     products_ = products_buffer_.Get<float>();
     scores_ = scores_buffer_.Get<float>();
-    capped_ = scores_[tiling_->max_rows * kRepeatLanes];
+    distances_ = scores_[tiling_->max_rows * kRepeatLanes];
+    cap_block_ = distances_[kRepeatLanes];
+    slopes_ = cap_block_[kBlockLanes];
     weights_ = weights_buffer_.Get<float>();
     indices_ = indices_buffer_.Get<float>();
     const Float acc = acc_buffer_.Get<float>();
@@ -128,6 +131,7 @@ class AttentionVector {
   // Lanes beyond a unit's rows are computed along and must hold numbers; 0, 1, 2, ... serve ALiBi.
   __aicore__ inline void FillConstants() {
     AscendC::Duplicate(piece_.max, 0.0f, kNumLaneBuffers * kMaxRows);
+    AscendC::Duplicate(cap_block_, -2.0f * tiling_->softcap, kBlockLanes);
     for (int64_t i = 0; i < kRepeatLanes; ++i) {
       SetLane(indices_, i, static_cast<float>(i));
     }
@@ -236,15 +240,16 @@ class AttentionVector {
     }
     Barrier();
     query_in_.FreeTensor(queries);
+    if (tiling_->has_alibi_slopes != 0) {
+      SetSlopes(unit);
+    }
     if (tiling_->split == 0) {
       Clear(total_, unit.num_rows, value_dim_);
     }
   }
 
   __aicore__ inline Visible LanesOfRow(const Step& step, int64_t r) const {
-    const Row row = RowAt(*tiling_, step.unit, r);
-    const Visible keys = VisibleKeys(*tiling_, step.unit.sequence.length, row.position);
-    return InTile(keys, step.begin, tiling_->tile);
+    return InTile(KeysOfRow(*tiling_, step.unit, r), step.begin, tiling_->tile);
   }
 
   // scores_[r][k] for the loaded keys, the others 0; then the options, then -inf where r doesn't
@@ -262,7 +267,7 @@ class AttentionVector {
     }
     key_in_.FreeTensor(keys);
     if (tiling_->softcap > 0.0f) {
-      CapScores(all);
+      CapScores(scores_, all, cap_block_, tiling_->softcap);
     }
     for (int64_t r = 0; r < step.unit.num_rows; ++r) {
       if (tiling_->has_alibi_slopes != 0) {
@@ -293,32 +298,18 @@ class AttentionVector {
     Barrier();
   }
 
-  // softcap * tanh(s / softcap), by tanh(x) = 1 - 2 / (e^2x + 1), which needs no sign and no limit.
-  __aicore__ inline void CapScores(int32_t count) {
-    const float cap = tiling_->softcap;
-    AscendC::Muls(scores_, scores_, 2.0f / cap, count);
-    AscendC::Duplicate(capped_, -2.0f * cap, count);
-    Barrier();
-    AscendC::Exp(scores_, scores_, count);
-    Barrier();
-    AscendC::Adds(scores_, scores_, 1.0f, count);
-    Barrier();
-    AscendC::Div(scores_, capped_, scores_, count);
-    Barrier();
-    AscendC::Adds(scores_, scores_, cap, count);
+  __aicore__ inline void SetSlopes(const Unit& unit) {
+    for (int64_t r = 0; r < unit.num_rows; ++r) {
+      const float slope = alibi_slopes_.GetValue(RowAt(*tiling_, unit, r).head);
+      AscendC::Duplicate(slopes_[r * kBlockLanes], slope, kBlockLanes);
+    }
     Barrier();
   }
 
-  // + slope * (key position - query position)
   __aicore__ inline void AddAlibi(const Step& step, int64_t r) {
-    const Row row = RowAt(*tiling_, step.unit, r);
-    const float slope = alibi_slopes_.GetValue(row.head);
-    const float distance = static_cast<float>(step.begin - row.position);
-    const Float scores = scores_[r * kRepeatLanes];
-    AscendC::Adds(capped_, indices_, distance, kRepeatLanes);
-    Barrier();
-    AscendC::Axpy(scores, capped_, slope, kRepeatLanes);
-    Barrier();
+    const int64_t distance = step.begin - RowAt(*tiling_, step.unit, r).position;
+    AddBias(scores_[r * kRepeatLanes], indices_, static_cast<float>(distance),
+            slopes_[r * kBlockLanes], true, distances_, 1);
   }
 
   __aicore__ inline void HideScores(const Step& step, int64_t r) {
@@ -444,7 +435,9 @@ class AttentionVector {
   Float queries_;     // [row][key_dim], scaled
   Float products_;    // of one row with a tile of keys or values
   Float scores_;      // [row][64]
-  Float capped_;      // as large; working memory of the options
+  Float distances_;   // of one row
+  Float cap_block_;   // -2 softcap, over a block
+  Float slopes_;      // [row][8]
   Float weights_;     // [64][8]: one row's weights, each over a block
   Float indices_;     // 0 to 63
   Float tile_lanes_;  // a lane per row

@@ -87,9 +87,9 @@ class PieceStates {
   __aicore__ inline Unit RowUnit(const Sequence& sequence, int64_t index, int64_t token,
                                  int64_t head) const {
     const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
-    const int64_t position = sequence.length - sequence.new_tokens + token;
-    const Visible keys = VisibleKeys(*tiling_, sequence.length, position);
-    return {sequence, index, head / group, token * group + head % group, 1, 0, keys};
+    Unit unit = {sequence, index, head / group, token * group + head % group, 1, 0, {}};
+    unit.keys = KeysOfRow(*tiling_, unit, 0);
+    return unit;
   }
 
   __aicore__ inline void FoldRow(const Unit& unit, const RowState& total,

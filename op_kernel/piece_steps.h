@@ -107,8 +107,7 @@ class PieceSteps {
     if (by_token_) {
       unit_.row_begin += rows_done_;
       unit_.num_rows = RowsOfToken(*tiling_, block_, rows_done_);
-      const Row row = RowAt(*tiling_, unit_, 0);
-      const Visible keys = VisibleKeys(*tiling_, unit_.sequence.length, row.position);
+      const Visible keys = KeysOfRow(*tiling_, unit_, 0);
       unit_.keys.first = Clamp(keys.first, block_.keys.first, block_.keys.last);
       unit_.keys.last = Clamp(keys.last, unit_.keys.first, block_.keys.last);
     }

@@ -34,25 +34,6 @@ __aicore__ inline void SetKeys(const ScoreChunk& chunk, int64_t first, int64_t l
   }
 }
 
-// softcap * tanh(s / softcap), by tanh(x) = 1 - 2 / (e^2x + 1), which needs no sign and no limit.
-// `numerator` holds a block of -2 softcap.
-__aicore__ inline void CapScores(const ScoreChunk& chunk,
-                                 const AscendC::LocalTensor<float>& numerator, float softcap) {
-  const int32_t count = CountOf(chunk);
-  AscendC::Muls(chunk.scores, chunk.scores, 2.0f / softcap, count);
-  Barrier();
-  AscendC::Exp(chunk.scores, chunk.scores, count);
-  Barrier();
-  AscendC::Adds(chunk.scores, chunk.scores, 1.0f, count);
-  Barrier();
-  AscendC::Div(chunk.scores, numerator, chunk.scores, static_cast<uint64_t>(kRepeatLanes),
-               static_cast<uint8_t>(count / kRepeatLanes),
-               AscendC::BinaryRepeatParams(1, 0, 1, kBlockLanes, 0, kBlockLanes));
-  Barrier();
-  AscendC::Adds(chunk.scores, chunk.scores, softcap, count);
-  Barrier();
-}
-
 // What a fold does with two vectors.
 struct TakeLarger {
   __aicore__ static inline void Apply(const AscendC::LocalTensor<float>& to,

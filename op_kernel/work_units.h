@@ -51,6 +51,12 @@ __aicore__ inline int64_t RowsOfToken(const AttentionTilingData& tiling, const U
   return Smaller(group - (unit.row_begin + i) % group, unit.num_rows - i);
 }
 
+// The keys that row i of the unit sees, inside the unit's or not.
+__aicore__ inline Visible KeysOfRow(const AttentionTilingData& tiling, const Unit& unit,
+                                    int64_t i) {
+  return VisibleKeys(tiling, unit.sequence.length, RowAt(tiling, unit, i).position);
+}
+
 class WorkUnits {
  public:
   __aicore__ inline void Init(const AttentionTilingData& tiling, const Sequences& sequences,
@@ -153,11 +159,8 @@ class WorkUnits {
     unit_.row_begin = in_bundle / heads * tiling_->max_rows;
     unit_.num_rows = Smaller(tiling_->max_rows, num_rows_ - unit_.row_begin);
     // Both ends of what a row sees grow with its position.
-    const int64_t length = unit_.sequence.length;
-    const Row first = RowAt(*tiling_, unit_, 0);
-    const Row last = RowAt(*tiling_, unit_, unit_.num_rows - 1);
-    unit_.keys.first = VisibleKeys(*tiling_, length, first.position).first;
-    unit_.keys.last = VisibleKeys(*tiling_, length, last.position).last;
+    unit_.keys.first = KeysOfRow(*tiling_, unit_, 0).first;
+    unit_.keys.last = KeysOfRow(*tiling_, unit_, unit_.num_rows - 1).last;
     unit_.piece = unit_.keys.first / tiling_->piece;
     piece_ = unit_.piece;
     end_piece_ = (unit_.keys.last + tiling_->piece - 1) / tiling_->piece;
