@@ -4,12 +4,12 @@
 // from where the last row begins to see to where the first one ends.
 #pragma once
 
+#include "attention/visible.h"
+#include "attention/work_units.h"
 #include "attention_tiling_data.h"
+#include "common/lanes.h"
 #include "kernel_operator.h"
-#include "row_state.h"
-#include "score_chunk.h"
-#include "visible.h"
-#include "work_units.h"
+#include "mixed/score_chunk.h"
 
 // The rows of a unit that see a key, for keys in ascending order.
 class SeeingRows {
@@ -17,7 +17,7 @@ class SeeingRows {
   __aicore__ inline SeeingRows(const AttentionTilingData& tiling, const Unit& unit)
       : tiling_(&tiling), unit_(&unit), rows_({0, 0}) {}
 
-  __aicore__ inline Visible At(int64_t key) {
+  __aicore__ inline Range At(int64_t key) {
     while (rows_.first < unit_->num_rows && KeysOfRow(*tiling_, *unit_, rows_.first).last <= key) {
       rows_.first += RowsOfToken(*tiling_, *unit_, rows_.first);
     }
@@ -30,7 +30,7 @@ class SeeingRows {
  private:
   const AttentionTilingData* tiling_;
   const Unit* unit_;
-  Visible rows_;
+  Range rows_;
 };
 
 // Hides keys [first, last) of a chunk that begins with key `origin` from the rows that don't see
@@ -41,7 +41,7 @@ __aicore__ inline void HideKeys(const ScoreChunk& chunk, int64_t first, int64_t 
   for (int64_t k = first; k < last; ++k) {
     uint64_t mask[2] = {lanes & ~MaskOf(seeing.At(origin + k)), 0};
     if (mask[0] != 0) {
-      AscendC::Duplicate(chunk.scores[k * chunk.rows], kMinusInf, mask, 1, 1, kBlockLanes);
+      AscendC::Duplicate(chunk.scores[k * chunk.rows], kMinusInf, mask, 1, 1, kGranule);
     }
   }
 }
@@ -49,8 +49,8 @@ __aicore__ inline void HideKeys(const ScoreChunk& chunk, int64_t first, int64_t 
 // The chunk begins with key `origin` of the sequence.
 __aicore__ inline void HideScores(const AttentionTilingData& tiling, const Unit& unit,
                                   const ScoreChunk& chunk, int64_t origin) {
-  const Visible first_row = InTile(KeysOfRow(tiling, unit, 0), origin, chunk.keys);
-  const Visible last_row = InTile(KeysOfRow(tiling, unit, unit.num_rows - 1), origin, chunk.keys);
+  const Range first_row = Within(KeysOfRow(tiling, unit, 0), origin, chunk.keys);
+  const Range last_row = Within(KeysOfRow(tiling, unit, unit.num_rows - 1), origin, chunk.keys);
   if (last_row.first == 0 && first_row.last == chunk.keys) {
     return;
   }
