@@ -33,7 +33,6 @@ constexpr uint16_t kVerdictShared = 4;
 // Between the AIC of a group and its AIVs: the AIVs wait for the AIC, or the AIC for both of them.
 constexpr uint8_t kWithinGroup = 2;
 
-constexpr int64_t kExchangeBuffers = kCubeSlots;
 constexpr int64_t kAhead = kExchangeBuffers - 1;
 
 // Rows of a unit with those that fill it up, which are 0: a power of two, at least a fractal.

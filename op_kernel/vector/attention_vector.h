@@ -114,6 +114,7 @@ class AttentionVector {
     queries_ = query_buffer_.Get<float>();
     products_ = products_buffer_.Get<float>();
     scores_ = scores_buffer_.Get<float>();
+    // The other half of the buffer: more than enough, rows being 8 at least.
     distances_ = scores_[tiling_->max_rows * kRepeatLanes];
     cap_granule_ = distances_[kRepeatLanes];
     slopes_ = cap_granule_[kGranule];

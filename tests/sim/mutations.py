@@ -220,7 +220,7 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
             "if (false) Rescale(state, sink_lanes_",
         ),
         Mutant(
-            "lse copied from the wrong block",
+            "lse copied from the wrong granule",
             _OUTPUT,
             "lse[i * kGranule]",
             "lse[i]",
@@ -636,9 +636,9 @@ def _judge_in_a_process(op: str, index: int) -> str:
     """Judge one mutant in a process of its own, which may crash or hang."""
     command = [sys.executable, "-m", "tests.sim.mutations", "--judge", op, str(index)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     except subprocess.TimeoutExpired:
-        return "no end within 120 s"
+        return "no end within 600 s"
     if done.returncode != 0:
         return f"crash: {done.stderr.strip().splitlines()[-1] if done.stderr else done.returncode}"
     return done.stdout.strip()
