@@ -160,7 +160,7 @@ def kernel_lines(compiler: Path, folder: Path) -> list[str]:
     lines = [
         "rule kernel",
         f"  command = {compiler} -x cce --cce-aicore-only -std=c++17 -O2 --npu-arch={NPU_ARCH}"
-        f" {includes} -I{OP_KERNEL} -MD -MF $out.d -c $in -o $out",
+        f" -I{OP_KERNEL} {includes} -MD -MF $out.d -c $in -o $out",
         "  depfile = $out.d",
         "  deps = gcc",
     ]

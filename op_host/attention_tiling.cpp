@@ -10,7 +10,7 @@ constexpr int64_t kRepeatLanes = 64;  // floats of one vector repeat
 constexpr int64_t kBlockLanes = 8;    // floats of one 32-byte block
 constexpr int64_t kSumRows = 16;      // partial sums of weighted values
 constexpr int64_t kLaneBuffers = 8;
-constexpr int64_t kSoftmaxLaneBuffers = 6 + 2 * kCubeSlots;
+constexpr int64_t kSoftmaxLaneBuffers = 6 + 2 * kExchangeBuffers;
 
 // The cube core multiplies fractals of 16 x 16 elements of 16 bits.
 constexpr int64_t kHalf = 2;
@@ -129,7 +129,7 @@ int64_t most_rows(const AttentionTilingData& tiling) {
 // steps in flight; and its verdicts.
 int64_t exchange_bytes(const AttentionTilingData& tiling) {
   const int64_t per_row = tiling.exchange_keys * (kFloat + kHalf) + tiling.value.head_dim * kFloat;
-  return kCubeSlots * tiling.max_rows * per_row + kVerdicts * kFloat;
+  return kExchangeBuffers * tiling.max_rows * per_row + kVerdicts * kFloat;
 }
 
 // Weights leave by half chunks, output by blocks of rows.

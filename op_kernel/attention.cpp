@@ -1,6 +1,6 @@
 // Entry points of the attention kernel, one per dtype. SyncAll meets on the hardware's flags, which
 // need the mixed task type even though the cube cores do nothing.
-#include "attention_vector.h"
+#include "vector/attention_vector.h"
 
 #define PAGED_ATTENTION_ENTRY(name, type)                                                   \
   extern "C" __global__ __aicore__ void name(                                               \

@@ -1,7 +1,7 @@
 // Entry points of the attention kernel on groups of one cube core and two vector cores, one per
 // dtype. The device compiler compiles the function once for each kind of core.
-#include "attention_cube.h"
-#include "attention_softmax.h"
+#include "mixed/attention_cube.h"
+#include "mixed/attention_softmax.h"
 
 #define PAGED_ATTENTION_MIXED_ENTRY(name, type)                                        \
   extern "C" __global__ __aicore__ void name(                                          \

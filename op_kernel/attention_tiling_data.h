@@ -15,17 +15,17 @@
 constexpr int64_t kVectorPiece = 512;
 constexpr int64_t kCubePiece = 1024;
 
-// Query rows (token x head of one KV head's group) that share one walk over the keys on a vector
+// Query rows (token x head of one KV head) that share one walk over the keys on a vector
 // core alone. Two Brcb repeats broadcast the factors of 16 rows.
 constexpr int64_t kMaxRows = 16;
 
 // Floats of one state in the workspace beyond its accumulator: the maximum and the sum, each a
-// whole 32-byte block, the unit of copies between UB and GM.
+// granule of 32 bytes, the least of a copy between UB and GM.
 constexpr int64_t kStateTail = 16;
 
 // Steps that a group of cores may have in flight, one more than how far one kind of core may be
 // ahead of the other.
-constexpr int64_t kCubeSlots = 5;
+constexpr int64_t kExchangeBuffers = 5;
 
 // Scores, or sums of values, that come into a vector core of a group at a time: 64 keys of 64 rows.
 // As many such buffers as fit, from 5 to 7. And the weights, or values of output rows, that leave

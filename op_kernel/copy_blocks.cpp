@@ -3,9 +3,9 @@
 // The ids are on the device, so the host can't tell which sources some copy overwrites: all sources
 // go to the workspace first, and after a barrier of all cores from there to their destinations. A
 // pair with an id outside the pool copies nothing.
+#include "common/row_copy.h"
 #include "copy_blocks_tiling_data.h"
 #include "kernel_operator.h"
-#include "row_copy.h"
 
 template <typename T>
 class CopyBlocks {
@@ -26,36 +26,36 @@ class CopyBlocks {
   }
 
   __aicore__ inline void Process() {
-    ForEachPart(true);
+    MoveAll(true);
     AscendC::PipeBarrier<PIPE_ALL>();
     AscendC::SyncAll();
-    ForEachPart(false);
+    MoveAll(false);
   }
 
  private:
-  // A part is one head of one block, K or V. `staging`: into the workspace, else out of it.
-  __aicore__ inline void ForEachPart(bool staging) {
+  // Cores take turns at the KV heads of the blocks. `staging`: into the workspace, else out of it.
+  __aicore__ inline void MoveAll(bool staging) {
     const int64_t num_cores = AscendC::GetBlockNum();
-    const int64_t num_parts = tiling_->num_copies * tiling_->num_kv_heads;
-    const int64_t num_keys = num_parts * tiling_->block_size * tiling_->key.head_dim;
-    for (int64_t part = AscendC::GetBlockIdx(); part < num_parts; part += num_cores) {
-      const int64_t copy = part / tiling_->num_kv_heads;
+    const int64_t num_heads = tiling_->num_copies * tiling_->num_kv_heads;
+    const int64_t num_keys = num_heads * tiling_->block_size * tiling_->key.head_dim;
+    for (int64_t i = AscendC::GetBlockIdx(); i < num_heads; i += num_cores) {
+      const int64_t copy = i / tiling_->num_kv_heads;
       const int64_t source = IdOf(copy, 0);
       const int64_t destination = IdOf(copy, 1);
       if (!IsBlock(source) || !IsBlock(destination)) {
         continue;
       }
       const int64_t block = staging ? source : destination;
-      MovePart(key_cache_, tiling_->key, block, part, 0, staging);
-      MovePart(value_cache_, tiling_->value, block, part, num_keys, staging);
+      MoveHead(key_cache_, tiling_->key, block, i, 0, staging);
+      MoveHead(value_cache_, tiling_->value, block, i, num_keys, staging);
     }
   }
 
-  __aicore__ inline void MovePart(const AscendC::GlobalTensor<T>& cache, const CacheLayout& layout,
-                                  int64_t block, int64_t part, int64_t staged_base, bool staging) {
-    const int64_t head = part % tiling_->num_kv_heads;
+  __aicore__ inline void MoveHead(const AscendC::GlobalTensor<T>& cache, const CacheLayout& layout,
+                                  int64_t block, int64_t i, int64_t staged_base, bool staging) {
+    const int64_t head = i % tiling_->num_kv_heads;
     const int64_t in_cache = block * layout.block_stride + head * layout.head_stride;
-    const int64_t in_stage = staged_base + part * tiling_->block_size * layout.head_dim;
+    const int64_t in_stage = staged_base + i * tiling_->block_size * layout.head_dim;
     for (int64_t token = 0; token < tiling_->block_size; token += tiling_->tokens_per_copy) {
       const int64_t count = Smaller(tiling_->tokens_per_copy, tiling_->block_size - token);
       const AscendC::GlobalTensor<T> cached = cache[in_cache + token * layout.token_stride];

@@ -1,11 +1,12 @@
 // Merges two attention results over disjoint sets of keys by their lse.
 //
 // A result is a row state whose maximum is its lse and whose sum is 1, so merging is folding.
+#include "attention/row_state.h"
 #include "attention_tiling_data.h"
+#include "common/lanes.h"
+#include "common/row_copy.h"
 #include "kernel_operator.h"
 #include "merge_states_tiling_data.h"
-#include "row_copy.h"
-#include "row_state.h"
 
 template <typename T>
 class MergeStates {
@@ -23,10 +24,10 @@ class MergeStates {
     lse_.SetGlobalBuffer((__gm__ float*)lse);
     pipe->InitBuffer(rows_in_, 2, kMaxRows * width_ * sizeof(T));
     pipe->InitBuffer(rows_out_, 2, kMaxRows * width_ * sizeof(T));
-    pipe->InitBuffer(lse_out_, 2, kMaxRows * kBlockLanes * sizeof(float));
+    pipe->InitBuffer(lse_out_, 2, kMaxRows * kGranule * sizeof(float));
     pipe->InitBuffer(acc_buffer_, 2 * kMaxRows * width_ * sizeof(float));
     pipe->InitBuffer(lanes_buffer_, kNumLaneBuffers * kMaxRows * sizeof(float));
-    pipe->InitBuffer(factor_buffer_, kMaxRows * kBlockLanes * sizeof(float));
+    pipe->InitBuffer(factor_buffer_, kMaxRows * kGranule * sizeof(float));
     const Float acc = acc_buffer_.Get<float>();
     const Float lanes = lanes_buffer_.Get<float>();
     a_ = {lanes, lanes[kMaxRows], acc};
@@ -37,14 +38,13 @@ class MergeStates {
     Barrier();
   }
 
-  // A unit is up to kMaxRows heads of one token.
+  // Up to kMaxRows heads of one token at a time.
   __aicore__ inline void Process() {
-    const int64_t units_per_token = (tiling_->num_heads + kMaxRows - 1) / kMaxRows;
-    const int64_t num_units = tiling_->num_tokens * units_per_token;
+    const int64_t per_token = (tiling_->num_heads + kMaxRows - 1) / kMaxRows;
     const int64_t num_cores = AscendC::GetBlockNum();
-    for (int64_t unit = AscendC::GetBlockIdx(); unit < num_units; unit += num_cores) {
-      const int64_t head = unit % units_per_token * kMaxRows;
-      Merge(unit / units_per_token, head, Smaller(kMaxRows, tiling_->num_heads - head));
+    for (int64_t i = AscendC::GetBlockIdx(); i < tiling_->num_tokens * per_token; i += num_cores) {
+      const int64_t head = i % per_token * kMaxRows;
+      Merge(i / per_token, head, Smaller(kMaxRows, tiling_->num_heads - head));
     }
   }
 

@@ -3,8 +3,8 @@
 // Slots, not tokens, are dealt to the cores, a few neighbours at a time: a slot given twice is
 // written by one core in order, so the last row wins, whole. A slot outside the pool writes
 // nothing.
+#include "common/row_copy.h"
 #include "kernel_operator.h"
-#include "row_copy.h"
 #include "write_kv_tiling_data.h"
 
 template <typename T>

@@ -20,7 +20,7 @@ from tests.sim import tiling as host
 from tests.sim.harness import ROOT, Kernel, Part, Result, launch, read, update, write
 
 OP_KERNEL = ROOT / "op_kernel"
-SLOTS = 5  # kCubeSlots of op_kernel/attention_tiling_data.h
+SLOTS = 5  # kExchangeBuffers of op_kernel/attention_tiling_data.h
 _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -164,7 +164,7 @@ def attention(
 
 
 def _exchange_parts(shape: host.AttentionTilingData, groups: int, query: Tensor) -> list[Part]:
-    """Name what the cores of the mixed kernel's groups hand each other, as op_kernel/exchange.h."""
+    """Name what the cores of the mixed kernel's groups hand each other, as exchange.h."""
     if not shape.exchange_bytes:
         return []
     pairs = shape.max_rows * shape.exchange_keys

@@ -1,30 +1,31 @@
 // Paged attention on the vector cores: every dtype, option and phase.
 //
-// For each unit of work, tile after tile: K and V come in through the block table (two tiles in
+// For each unit, tile after tile: K and V come in through the block table (two tiles in
 // flight), each row's products are summed to scores, the running softmax is updated for all rows at
 // once, and the weighted values are added. Where the tiling splits, the states of the pieces go
 // through the workspace, and after a barrier of all cores they are folded in order.
 #pragma once
 
-#include "attention_tensors.h"
+#include "attention/block_tables.h"
+#include "attention/piece_states.h"
+#include "attention/row_output.h"
+#include "attention/row_state.h"
+#include "attention/score_options.h"
+#include "attention/sequence.h"
+#include "attention/tensors.h"
+#include "attention/visible.h"
+#include "attention/work_units.h"
 #include "attention_tiling_data.h"
-#include "block_walk.h"
 #include "kernel_operator.h"
-#include "piece_states.h"
-#include "row_output.h"
-#include "row_state.h"
-#include "sequence.h"
-#include "visible.h"
-#include "work_units.h"
 
 // Keys whose weighted values are kept apart before they are added up pairwise.
 constexpr int64_t kSumRows = 16;
 
 // One tile of one unit.
-struct Step {
+struct TileStep {
   Unit unit;
   int64_t begin;  // the tile's first key
-  Visible lanes;  // of the tile, that some row sees; empty for a unit without keys
+  Range seen;     // of the tile, that some row sees; empty for a unit without keys
   bool opens_unit;
   bool closes_unit;
   bool opens_piece;
@@ -51,13 +52,13 @@ class AttentionVector {
   }
 
   __aicore__ inline void Process() {
-    Step next;
+    TileStep next;
     bool more = NextStep(next);
     if (more) {
       Load(next);
     }
     while (more) {
-      const Step step = next;
+      const TileStep step = next;
       more = NextStep(next);
       if (more) {
         Load(next);
@@ -101,10 +102,10 @@ class AttentionVector {
     const int64_t products = Larger(tile * kRepeatLanes, kSumRows * value_dim_);
     pipe->InitBuffer(products_buffer_, products * sizeof(float));
     pipe->InitBuffer(scores_buffer_, 2 * rows * kRepeatLanes * sizeof(float));
-    pipe->InitBuffer(weights_buffer_, kRepeatLanes * kBlockLanes * sizeof(float));
+    pipe->InitBuffer(weights_buffer_, kRepeatLanes * kGranule * sizeof(float));
     pipe->InitBuffer(acc_buffer_, 2 * rows * value_dim_ * sizeof(float));
     pipe->InitBuffer(lanes_buffer_, kNumLaneBuffers * kMaxRows * sizeof(float));
-    pipe->InitBuffer(factor_buffer_, rows * kBlockLanes * sizeof(float));
+    pipe->InitBuffer(factor_buffer_, rows * kGranule * sizeof(float));
     pipe->InitBuffer(indices_buffer_, kRepeatLanes * sizeof(float));
     NameBuffers();
   }
@@ -113,7 +114,10 @@ class AttentionVector {
     queries_ = query_buffer_.Get<float>();
     products_ = products_buffer_.Get<float>();
     scores_ = scores_buffer_.Get<float>();
-    capped_ = scores_[tiling_->max_rows * kRepeatLanes];
+    // The other half of the buffer: more than enough, rows being 8 at least.
+    distances_ = scores_[tiling_->max_rows * kRepeatLanes];
+    cap_granule_ = distances_[kRepeatLanes];
+    slopes_ = cap_granule_[kGranule];
     weights_ = weights_buffer_.Get<float>();
     indices_ = indices_buffer_.Get<float>();
     const Float acc = acc_buffer_.Get<float>();
@@ -128,6 +132,7 @@ class AttentionVector {
   // Lanes beyond a unit's rows are computed along and must hold numbers; 0, 1, 2, ... serve ALiBi.
   __aicore__ inline void FillConstants() {
     AscendC::Duplicate(piece_.max, 0.0f, kNumLaneBuffers * kMaxRows);
+    AscendC::Duplicate(cap_granule_, -2.0f * tiling_->softcap, kGranule);
     for (int64_t i = 0; i < kRepeatLanes; ++i) {
       SetLane(indices_, i, static_cast<float>(i));
     }
@@ -136,7 +141,7 @@ class AttentionVector {
 
   // ---- which tile comes next
 
-  __aicore__ inline bool NextStep(Step& step) {
+  __aicore__ inline bool NextStep(TileStep& step) {
     const bool opens_unit = !has_unit_ || next_begin_ >= unit_.keys.last;
     if (opens_unit) {
       has_unit_ = units_.Next(unit_);
@@ -148,7 +153,7 @@ class AttentionVector {
     step.unit = unit_;
     step.begin = next_begin_;
     next_begin_ += tiling_->tile;
-    step.lanes = InTile(unit_.keys, step.begin, tiling_->tile);
+    step.seen = Within(unit_.keys, step.begin, tiling_->tile);
     step.opens_unit = opens_unit;
     step.closes_unit = next_begin_ >= unit_.keys.last;
     step.opens_piece = opens_unit || step.begin % kVectorPiece == 0;
@@ -158,21 +163,32 @@ class AttentionVector {
 
   // ---- from GM
 
-  __aicore__ inline void Load(const Step& step) {
+  __aicore__ inline void Load(const TileStep& step) {
     if (step.opens_unit) {
       LoadQueries(step.unit);
     }
-    if (step.lanes.first == step.lanes.last) {
+    if (step.seen.first == step.seen.last) {
       return;
     }
     AscendC::LocalTensor<T> keys = key_in_.template AllocTensor<T>();
-    CopyTileIn(keys, key_cache_, tiling_->key, tables_, tiling_->block_size, step.unit.index,
-               step.unit.kv_head, step.begin, step.lanes);
+    CopyTileIn(keys, key_cache_, tiling_->key, step);
     key_in_.EnQue(keys);
     AscendC::LocalTensor<T> values = value_in_.template AllocTensor<T>();
-    CopyTileIn(values, value_cache_, tiling_->value, tables_, tiling_->block_size, step.unit.index,
-               step.unit.kv_head, step.begin, step.lanes);
+    CopyTileIn(values, value_cache_, tiling_->value, step);
     value_in_.EnQue(values);
+  }
+
+  // Copies the keys (or values) of a tile that some row sees; those of a block are one copy.
+  __aicore__ inline void CopyTileIn(const AscendC::LocalTensor<T>& to,
+                                    const AscendC::GlobalTensor<T>& cache,
+                                    const CacheLayout& layout, const TileStep& step) const {
+    for (int64_t k = step.seen.first; k < step.seen.last;) {
+      const int64_t key = step.begin + k;
+      const int64_t count = Smaller(tables_.CountFrom(key), step.seen.last - k);
+      const int64_t at = tables_.Find(layout, step.unit.index, step.unit.kv_head, key);
+      CopyRowsIn(to[k * layout.head_dim], cache[at], count, layout.head_dim, layout.token_stride);
+      k += count;
+    }
   }
 
   __aicore__ inline void LoadQueries(const Unit& unit) {
@@ -203,14 +219,14 @@ class AttentionVector {
 
   // ---- one tile
 
-  __aicore__ inline void Attend(const Step& step) {
+  __aicore__ inline void Attend(const TileStep& step) {
     if (step.opens_unit) {
       OpenUnit(step.unit);
     }
     if (step.opens_piece) {
       Clear(piece_, step.unit.num_rows, value_dim_);
     }
-    if (step.lanes.first < step.lanes.last) {
+    if (step.seen.first < step.seen.last) {
       Score(step);
       UpdateSoftmax(step);
       AddValues(step);
@@ -236,33 +252,34 @@ class AttentionVector {
     }
     Barrier();
     query_in_.FreeTensor(queries);
+    if (tiling_->has_alibi_slopes != 0) {
+      SetSlopes(unit);
+    }
     if (tiling_->split == 0) {
       Clear(total_, unit.num_rows, value_dim_);
     }
   }
 
-  __aicore__ inline Visible LanesOfRow(const Step& step, int64_t r) const {
-    const Row row = RowAt(*tiling_, step.unit, r);
-    const Visible keys = VisibleKeys(*tiling_, step.unit.sequence.length, row.position);
-    return InTile(keys, step.begin, tiling_->tile);
+  __aicore__ inline Range SeenByRow(const TileStep& step, int64_t r) const {
+    return Within(KeysOfRow(*tiling_, step.unit, r), step.begin, tiling_->tile);
   }
 
   // scores_[r][k] for the loaded keys, the others 0; then the options, then -inf where r doesn't
   // see k.
-  __aicore__ inline void Score(const Step& step) {
+  __aicore__ inline void Score(const TileStep& step) {
     AscendC::LocalTensor<T> keys = key_in_.template DeQue<T>();
-    const int64_t count = step.lanes.last - step.lanes.first;
+    const int64_t count = step.seen.last - step.seen.first;
     const Float wide =
-        Widened(keys, step.lanes.first * key_dim_, count * key_dim_)[step.lanes.first * key_dim_];
+        Widened(keys, step.seen.first * key_dim_, count * key_dim_)[step.seen.first * key_dim_];
     const int32_t all = static_cast<int32_t>(step.unit.num_rows * kRepeatLanes);
     AscendC::Duplicate(scores_, 0.0f, all);
     Barrier();
     for (int64_t r = 0; r < step.unit.num_rows; ++r) {
-      ScoreRow(queries_[r * key_dim_], wide, count, scores_[r * kRepeatLanes + step.lanes.first]);
+      ScoreRow(queries_[r * key_dim_], wide, count, scores_[r * kRepeatLanes + step.seen.first]);
     }
     key_in_.FreeTensor(keys);
     if (tiling_->softcap > 0.0f) {
-      CapScores(all);
+      CapScores(scores_, all, cap_granule_, tiling_->softcap);
     }
     for (int64_t r = 0; r < step.unit.num_rows; ++r) {
       if (tiling_->has_alibi_slopes != 0) {
@@ -276,9 +293,9 @@ class AttentionVector {
   // The products of 64 elements of the query with 64 of each key, then of the next 64, added up.
   __aicore__ inline void ScoreRow(const Float& query, const Float& keys, int64_t count,
                                   const Float& scores) {
-    const uint8_t key_row = static_cast<uint8_t>(key_dim_ / kBlockLanes);
+    const uint8_t key_row = static_cast<uint8_t>(key_dim_ / kGranule);
     const uint8_t repeats = static_cast<uint8_t>(count);
-    const AscendC::BinaryRepeatParams params(1, 1, 1, kBlockLanes, key_row, 0);
+    const AscendC::BinaryRepeatParams params(1, 1, 1, kGranule, key_row, 0);
     for (int64_t c = 0; c < key_dim_; c += kRepeatLanes) {
       const uint64_t mask = ColumnMask(key_dim_, c);
       if (c == 0) {
@@ -289,53 +306,39 @@ class AttentionVector {
       Barrier();
     }
     const int32_t lanes = static_cast<int32_t>(ColumnMask(key_dim_, 0));
-    AscendC::WholeReduceSum(scores, products_, lanes, repeats, 1, 1, kBlockLanes);
+    AscendC::WholeReduceSum(scores, products_, lanes, repeats, 1, 1, kGranule);
     Barrier();
   }
 
-  // softcap * tanh(s / softcap), by tanh(x) = 1 - 2 / (e^2x + 1), which needs no sign and no limit.
-  __aicore__ inline void CapScores(int32_t count) {
-    const float cap = tiling_->softcap;
-    AscendC::Muls(scores_, scores_, 2.0f / cap, count);
-    AscendC::Duplicate(capped_, -2.0f * cap, count);
-    Barrier();
-    AscendC::Exp(scores_, scores_, count);
-    Barrier();
-    AscendC::Adds(scores_, scores_, 1.0f, count);
-    Barrier();
-    AscendC::Div(scores_, capped_, scores_, count);
-    Barrier();
-    AscendC::Adds(scores_, scores_, cap, count);
+  __aicore__ inline void SetSlopes(const Unit& unit) {
+    for (int64_t r = 0; r < unit.num_rows; ++r) {
+      const float slope = alibi_slopes_.GetValue(RowAt(*tiling_, unit, r).head);
+      AscendC::Duplicate(slopes_[r * kGranule], slope, kGranule);
+    }
     Barrier();
   }
 
-  // + slope * (key position - query position)
-  __aicore__ inline void AddAlibi(const Step& step, int64_t r) {
-    const Row row = RowAt(*tiling_, step.unit, r);
-    const float slope = alibi_slopes_.GetValue(row.head);
-    const float distance = static_cast<float>(step.begin - row.position);
-    const Float scores = scores_[r * kRepeatLanes];
-    AscendC::Adds(capped_, indices_, distance, kRepeatLanes);
-    Barrier();
-    AscendC::Axpy(scores, capped_, slope, kRepeatLanes);
-    Barrier();
+  __aicore__ inline void AddAlibi(const TileStep& step, int64_t r) {
+    const int64_t distance = step.begin - RowAt(*tiling_, step.unit, r).position;
+    AddBias(scores_[r * kRepeatLanes], indices_, static_cast<float>(distance),
+            slopes_[r * kGranule], true, distances_, 1);
   }
 
-  __aicore__ inline void HideScores(const Step& step, int64_t r) {
-    const uint64_t hidden = ~MaskOf(LanesOfRow(step, r));
+  __aicore__ inline void HideScores(const TileStep& step, int64_t r) {
+    const uint64_t hidden = ~MaskOf(SeenByRow(step, r));
     if (hidden == 0) {
       return;
     }
     uint64_t mask[2] = {hidden, 0};
-    AscendC::Duplicate(scores_[r * kRepeatLanes], kMinusInf, mask, 1, 1, kBlockLanes);
+    AscendC::Duplicate(scores_[r * kRepeatLanes], kMinusInf, mask, 1, 1, kGranule);
   }
 
-  // Turns scores into weights e^(score - max) and brings max, sum and acc of the piece up to date.
-  __aicore__ inline void UpdateSoftmax(const Step& step) {
+  // Ring scores into weights e^(score - max) and brings max, sum and acc of the piece up to date.
+  __aicore__ inline void UpdateSoftmax(const TileStep& step) {
     const int64_t rows = step.unit.num_rows;
     const int32_t lanes = LanesOf(rows);
     const uint8_t repeats = static_cast<uint8_t>(rows);
-    AscendC::WholeReduceMax(tile_lanes_, scores_, kRepeatLanes, repeats, 1, 1, kBlockLanes,
+    AscendC::WholeReduceMax(tile_lanes_, scores_, kRepeatLanes, repeats, 1, 1, kGranule,
                             AscendC::ReduceOrder::ORDER_ONLY_VALUE);
     Barrier();
     AscendC::Max(scratch_.new_max, piece_.max, tile_lanes_, lanes);
@@ -345,12 +348,12 @@ class AttentionVector {
     BroadcastLanes(scratch_.factor, scratch_.new_max, rows);
     Barrier();
     AscendC::Sub(scores_, scores_, scratch_.factor, kRepeatLanes, repeats,
-                 AscendC::BinaryRepeatParams(1, 1, 0, kBlockLanes, kBlockLanes, 1));
+                 AscendC::BinaryRepeatParams(1, 1, 0, kGranule, kGranule, 1));
     Barrier();
     AscendC::Exp(scores_, scores_, static_cast<int32_t>(rows * kRepeatLanes));
     AscendC::Mul(piece_.sum, piece_.sum, scratch_.keep, lanes);
     Barrier();
-    AscendC::WholeReduceSum(tile_lanes_, scores_, kRepeatLanes, repeats, 1, 1, kBlockLanes);
+    AscendC::WholeReduceSum(tile_lanes_, scores_, kRepeatLanes, repeats, 1, 1, kGranule);
     BroadcastLanes(scratch_.factor, scratch_.keep, rows);
     Barrier();
     AscendC::Add(piece_.sum, piece_.sum, tile_lanes_, lanes);
@@ -358,34 +361,34 @@ class AttentionVector {
     Barrier();
   }
 
-  __aicore__ inline void AddValues(const Step& step) {
+  __aicore__ inline void AddValues(const TileStep& step) {
     AscendC::LocalTensor<T> values = value_in_.template DeQue<T>();
-    const int64_t count = step.lanes.last - step.lanes.first;
-    const Float wide = Widened(values, step.lanes.first * value_dim_, count * value_dim_);
+    const int64_t count = step.seen.last - step.seen.first;
+    const Float wide = Widened(values, step.seen.first * value_dim_, count * value_dim_);
     for (int64_t r = 0; r < step.unit.num_rows; ++r) {
-      const Visible lanes = LanesOfRow(step, r);
-      if (lanes.first < lanes.last) {
-        AddValuesOfRow(wide, lanes, r);
+      const Range seen = SeenByRow(step, r);
+      if (seen.first < seen.last) {
+        AddValuesOfRow(wide, seen, r);
       }
     }
     value_in_.FreeTensor(values);
   }
 
-  // acc[r] += sum over the lanes that r sees of weight * value. Only those are multiplied: the
+  // acc[r] += sum over the keys that r sees of weight * value. Only those are multiplied: the
   // value of a key that r doesn't see may be NaN. Keys k, k + 16, k + 32, ... share a partial sum;
   // the 16 partial sums are added pairwise, always in this order.
-  __aicore__ inline void AddValuesOfRow(const Float& values, const Visible& lanes, int64_t r) {
-    const AscendC::BrcbRepeatParams dense(1, kBlockLanes);
+  __aicore__ inline void AddValuesOfRow(const Float& values, const Range& seen, int64_t r) {
+    const AscendC::BrcbRepeatParams dense(1, kGranule);
     AscendC::Brcb(weights_, scores_[r * kRepeatLanes],
-                  static_cast<uint8_t>(kRepeatLanes / kBlockLanes), dense);
+                  static_cast<uint8_t>(kRepeatLanes / kGranule), dense);
     AscendC::Duplicate(products_, 0.0f, static_cast<int32_t>(kSumRows * value_dim_));
     Barrier();
     for (int64_t begin = 0; begin < tiling_->tile; begin += kSumRows) {
-      const int64_t first = Larger(lanes.first, begin);
-      const int64_t last = Smaller(lanes.last, begin + kSumRows);
+      const int64_t first = Larger(seen.first, begin);
+      const int64_t last = Smaller(seen.last, begin + kSumRows);
       if (first < last) {
         AddScaledRows(products_[(first - begin) * value_dim_], values[first * value_dim_],
-                      weights_[first * kBlockLanes], last - first, value_dim_);
+                      weights_[first * kGranule], last - first, value_dim_);
         Barrier();
       }
     }
@@ -401,10 +404,10 @@ class AttentionVector {
 
   // ---- pieces
 
-  __aicore__ inline void ClosePiece(const Step& step) {
+  __aicore__ inline void ClosePiece(const TileStep& step) {
     if (tiling_->split == 0) {
       Fold(total_, piece_, scratch_, step.unit.num_rows, value_dim_);
-    } else if (step.lanes.first < step.lanes.last) {
+    } else if (step.seen.first < step.seen.last) {
       piece_states_.Store(step.unit, piece_);
     }
   }
@@ -441,13 +444,15 @@ class AttentionVector {
   AscendC::TBuf<AscendC::TPosition::VECCALC> lanes_buffer_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> factor_buffer_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> indices_buffer_;
-  Float queries_;     // [row][key_dim], scaled
-  Float products_;    // of one row with a tile of keys or values
-  Float scores_;      // [row][64]
-  Float capped_;      // as large; working memory of the options
-  Float weights_;     // [64][8]: one row's weights, each over a block
-  Float indices_;     // 0 to 63
-  Float tile_lanes_;  // a lane per row
+  Float queries_;      // [row][key_dim], scaled
+  Float products_;     // of one row with a tile of keys or values
+  Float scores_;       // [row][64]
+  Float distances_;    // of one row
+  Float cap_granule_;  // -2 softcap, over a granule
+  Float slopes_;       // [row][8]
+  Float weights_;      // [64][8]: one row's weights, each over a granule
+  Float indices_;      // 0 to 63
+  Float tile_lanes_;   // a lane per row
   RowState piece_;
   RowState total_;
   RowScratch scratch_;

@@ -2,18 +2,18 @@
 // folded in the order of the pieces by whichever core a row is dealt to.
 #pragma once
 
+#include "attention/row_output.h"
+#include "attention/row_state.h"
+#include "attention/sequence.h"
+#include "attention/visible.h"
+#include "attention/work_units.h"
 #include "attention_tiling_data.h"
+#include "common/row_copy.h"
 #include "kernel_operator.h"
-#include "row_copy.h"
-#include "row_output.h"
-#include "row_state.h"
-#include "sequence.h"
-#include "visible.h"
-#include "work_units.h"
 
 class PieceStates {
  public:
-  // `rows` states are stored at a time; a multiple of kBlockLanes.
+  // `rows` states are stored at a time; a multiple of kGranule.
   __aicore__ inline void Init(const AttentionTilingData& tiling, GM_ADDR states,
                               AscendC::TPipe* pipe, int64_t rows) {
     tiling_ = &tiling;
@@ -28,7 +28,7 @@ class PieceStates {
   }
 
   // Writes the states of the unit's rows over its piece: acc, then max and sum, each repeated over
-  // a 32-byte block.
+  // a granule.
   __aicore__ inline void Store(const Unit& unit, const RowState& state) {
     for (int64_t begin = 0; begin < unit.num_rows; begin += rows_) {
       StoreRows(unit, state, begin, Smaller(begin + rows_, unit.num_rows));
@@ -66,7 +66,7 @@ class PieceStates {
     const int64_t count = end - begin;
     Float states = state_out_.template AllocTensor<float>();
     const Float max = states[rows_ * width_];
-    const Float sum = states[rows_ * (width_ + kBlockLanes)];
+    const Float sum = states[rows_ * (width_ + kGranule)];
     AscendC::Adds(states, state.acc[begin * width_], 0.0f, static_cast<int32_t>(count * width_));
     BroadcastLanes(max, state.max[begin], count);
     BroadcastLanes(sum, state.sum[begin], count);
@@ -76,9 +76,8 @@ class PieceStates {
     for (int64_t r = 0; r < count; ++r) {
       const int64_t at = StateAt(RowAt(*tiling_, unit, begin + r), unit.piece);
       CopyRowsOut(states_[at], states[r * width_], 1, width_, width_);
-      CopyRowsOut(states_[at + width_], max[r * kBlockLanes], 1, kBlockLanes, kBlockLanes);
-      CopyRowsOut(states_[at + width_ + kBlockLanes], sum[r * kBlockLanes], 1, kBlockLanes,
-                  kBlockLanes);
+      CopyRowsOut(states_[at + width_], max[r * kGranule], 1, kGranule, kGranule);
+      CopyRowsOut(states_[at + width_ + kGranule], sum[r * kGranule], 1, kGranule, kGranule);
     }
     state_out_.FreeTensor(states);
   }
@@ -86,16 +85,16 @@ class PieceStates {
   // One query row against all the keys it sees.
   __aicore__ inline Unit RowUnit(const Sequence& sequence, int64_t index, int64_t token,
                                  int64_t head) const {
-    const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
-    const int64_t position = sequence.length - sequence.new_tokens + token;
-    const Visible keys = VisibleKeys(*tiling_, sequence.length, position);
-    return {sequence, index, head / group, token * group + head % group, 1, 0, keys};
+    const int64_t heads = HeadsPerKvHead(*tiling_);
+    Unit unit = {sequence, index, head / heads, token * heads + head % heads, 1, 0, {}};
+    unit.keys = KeysOfRow(*tiling_, unit, 0);
+    return unit;
   }
 
   __aicore__ inline void FoldRow(const Unit& unit, const RowState& total,
                                  const RowScratch& scratch) {
     Clear(total, 1, width_);
-    const Visible& keys = unit.keys;
+    const Range& keys = unit.keys;
     const int64_t end =
         keys.first < keys.last ? (keys.last + tiling_->piece - 1) / tiling_->piece : 0;
     const Row row = RowAt(*tiling_, unit, 0);
@@ -104,7 +103,7 @@ class PieceStates {
       CopyRowsIn(state, states_[StateAt(row, piece)], 1, width_ + kStateTail, width_ + kStateTail);
       state_in_.EnQue(state);
       state = state_in_.template DeQue<float>();
-      const RowState from = {state[width_], state[width_ + kBlockLanes], state};
+      const RowState from = {state[width_], state[width_ + kGranule], state};
       Fold(total, from, scratch, 1, width_);
       state_in_.FreeTensor(state);
     }

@@ -9,15 +9,17 @@
 // All go through one ring of buffers, filled as soon as one is free, up to a pass ahead.
 #pragma once
 
+#include "attention/sequence.h"
+#include "attention/visible.h"
+#include "attention/work_units.h"
 #include "attention_tiling_data.h"
-#include "exchange.h"
+#include "common/lanes.h"
+#include "common/scalar.h"
 #include "kernel_operator.h"
-#include "piece_steps.h"
-#include "score_chunk.h"
-#include "sequence.h"
-#include "verdict.h"
-#include "visible.h"
-#include "work_units.h"
+#include "mixed/exchange.h"
+#include "mixed/piece_steps.h"
+#include "mixed/score_chunk.h"
+#include "mixed/verdict.h"
 
 // This core's share of a step: some of the unit's rows, with those that fill it up. The unit is
 // that of the share's rows alone.
@@ -31,25 +33,25 @@ struct Share {
 
 // The keys of a piece whose scores are in UB at a time.
 struct ChunkKeys {
-  int64_t first;  // of the piece, a multiple of kKeyBlock
+  int64_t first;  // of the piece, a multiple of kSlabPair
   int64_t last;
-  Visible span;  // keys with scores, counted from `first`
+  Range span;  // keys with scores, counted from `first`
 };
 
 __aicore__ inline ChunkKeys ChunkAt(const Share& share, int64_t index) {
-  const Visible& span = share.step.span;
+  const Range& span = share.step.span;
   const int64_t keys = kChunkScores / share.rows;
-  const int64_t first = span.first / kKeyBlock * kKeyBlock + index * keys;
-  const int64_t last = Smaller(first + keys, RoundUp(span.last, kKeyBlock));
-  return {first, last, InTile(span, first, last - first)};
+  const int64_t first = span.first / kSlabPair * kSlabPair + index * keys;
+  const int64_t last = Smaller(first + keys, RoundUp(span.last, kSlabPair));
+  return {first, last, Within(span, first, last - first)};
 }
 
 __aicore__ inline int64_t CountChunks(const Share& share) {
   if (share.rows == 0 || !HasKeys(share.step)) {
     return 0;
   }
-  const Visible& span = share.step.span;
-  const int64_t keys = span.last - span.first / kKeyBlock * kKeyBlock;
+  const Range& span = share.step.span;
+  const int64_t keys = span.last - span.first / kSlabPair * kSlabPair;
   return (keys * share.rows + kChunkScores - 1) / kChunkScores;
 }
 
@@ -62,10 +64,9 @@ class ShareStream {
     sequences_ = &sequences;
     exchange_ = &exchange;
     group_ = group;
-    slice_rows_ =
-        Smaller(kChunkScores / tiling.value.head_dim / kBlockLanes * kBlockLanes, kRepeatLanes);
+    slice_rows_ = Smaller(kChunkScores / tiling.value.head_dim / kGranule * kGranule, kRepeatLanes);
     nothing_ = {};
-    steps_.StartSlots();
+    steps_.StartRing();
     pipe->InitBuffer(ring_, tiling.chunk_buffers, kChunkScores * sizeof(float));
     idle_ = tiling.chunk_buffers;
   }
@@ -246,7 +247,7 @@ class ShareStream {
     const AscendC::DataCopyPadExtParams<float> no_padding(false, 0, 0, 0);
     const int64_t at = (chunk.first + chunk.span.first) * share.pitch + share.first_row;
     AscendC::DataCopyPad(scores[chunk.span.first * share.rows],
-                         exchange_->Scores(share.step.slot)[at], params, no_padding);
+                         exchange_->Scores(share.step.buffer)[at], params, no_padding);
     ring_.EnQue(scores);
   }
 
@@ -254,7 +255,7 @@ class ShareStream {
     AscendC::LocalTensor<float> products = ring_.template AllocTensor<float>();
     const int64_t width = tiling_->value.head_dim;
     const int64_t rows = Smaller(slice_rows_, share.step.unit.num_rows - begin);
-    const AscendC::GlobalTensor<float> from = exchange_->Products(share.step.slot);
+    const AscendC::GlobalTensor<float> from = exchange_->Products(share.step.buffer);
     AscendC::DataCopy(products, from[(share.first_row + begin) * width],
                       static_cast<uint32_t>(rows * width));
     ring_.EnQue(products);

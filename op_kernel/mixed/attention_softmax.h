@@ -1,27 +1,30 @@
 // A vector core's half of attention on a group of cores: from scores to weights, and from the
 // products of weights and values to rows of output.
 //
-// The two vector cores of a group share a row block's rows. Each piece has a softmax of its own;
+// The two vector cores of a group share a band's rows. Each piece has a softmax of its own;
 // where the cube has multiplied its weights with the values, the state is folded into that of the
 // pieces before, in float32. The order in which all this comes is that of share_stream.h.
 #pragma once
 
-#include "alibi.h"
-#include "attention_tensors.h"
+#include "attention/piece_states.h"
+#include "attention/row_output.h"
+#include "attention/row_state.h"
+#include "attention/score_options.h"
+#include "attention/sequence.h"
+#include "attention/tensors.h"
+#include "attention/visible.h"
+#include "attention/work_units.h"
 #include "attention_tiling_data.h"
-#include "exchange.h"
+#include "common/lanes.h"
+#include "common/scalar.h"
 #include "kernel_operator.h"
-#include "piece_states.h"
-#include "piece_steps.h"
-#include "row_copy.h"
-#include "row_output.h"
-#include "row_state.h"
-#include "score_chunk.h"
-#include "sequence.h"
-#include "share_stream.h"
-#include "verdict.h"
-#include "visible.h"
-#include "work_units.h"
+#include "mixed/alibi.h"
+#include "mixed/exchange.h"
+#include "mixed/hide_scores.h"
+#include "mixed/piece_steps.h"
+#include "mixed/score_chunk.h"
+#include "mixed/share_stream.h"
+#include "mixed/verdict.h"
 
 template <typename T>
 class AttentionSoftmax {
@@ -32,7 +35,7 @@ class AttentionSoftmax {
     value_dim_ = tiling.value.head_dim;
     most_rows_ = FirstShare(tiling.max_rows);
     const int64_t group = AscendC::GetBlockIdx() / 2;
-    InitScale();
+    late_scale_ = MayScaleLate(tiling) ? tiling.scale : 1.0f;
     sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
     exchange_.Init(tiling, tensors.workspace, group);
     stream_.Init(tiling, sequences_, exchange_, group, pipe);
@@ -42,7 +45,7 @@ class AttentionSoftmax {
     alibi_[1].Init(tiling, tensors.alibi_slopes, pipe);
     row_output_.Init(tensors, tiling, pipe, &rows_out_, OutputRows(), most_rows_);
     GM_ADDR states = tensors.workspace + AscendC::GetBlockNum() * tiling.exchange_bytes;
-    piece_states_.Init(tiling, states, pipe, kBlockLanes);
+    piece_states_.Init(tiling, states, pipe, kGranule);
     FillConstants();
   }
 
@@ -64,15 +67,7 @@ class AttentionSoftmax {
 
   // Rows of output that leave at a time.
   __aicore__ inline int64_t OutputRows() const {
-    return Smaller(tiling_->part_elements / value_dim_ / kBlockLanes * kBlockLanes, kRepeatLanes);
-  }
-
-  // The scale is applied on the way to the exponent where nothing comes between: e^(scale * s -
-  // scale * max). That holds while scaling keeps the order and stays finite.
-  __aicore__ inline void InitScale() {
-    scales_first_ = tiling_->softcap > 0.0f || tiling_->has_alibi_slopes != 0 ||
-                    !(tiling_->scale > 0.0f && tiling_->scale <= 1.0f);
-    late_scale_ = scales_first_ ? 1.0f : tiling_->scale;
+    return Smaller(tiling_->part_elements / value_dim_ / kGranule * kGranule, kRepeatLanes);
   }
 
   // op_host's UB budget counts these buffers and those of the members: attention_tiling.cpp,
@@ -82,20 +77,20 @@ class AttentionSoftmax {
     pipe->InitBuffer(folds_buffer_, 2 * kSlabKeys * most_rows_ * sizeof(float));
     pipe->InitBuffer(total_buffer_, most_rows_ * value_dim_ * sizeof(float));
     pipe->InitBuffer(lanes_buffer_, kNumLaneBuffers * kRepeatLanes * sizeof(float));
-    pipe->InitBuffer(factor_buffer_, kRepeatLanes * kBlockLanes * sizeof(float));
-    pipe->InitBuffer(constants_buffer_, 2 * kBlockLanes * sizeof(float));
+    pipe->InitBuffer(factor_buffer_, kRepeatLanes * kGranule * sizeof(float));
+    pipe->InitBuffer(constants_buffer_, 2 * kGranule * sizeof(float));
     const Float lanes = lanes_buffer_.template Get<float>();
     total_ = {lanes, lanes[kRepeatLanes], total_buffer_.template Get<float>()};
     scratch_ = {lanes[2 * kRepeatLanes], lanes[3 * kRepeatLanes], lanes[4 * kRepeatLanes],
                 factor_buffer_.template Get<float>()};
     shift_lanes_ = lanes[5 * kRepeatLanes];
-    for (int64_t i = 0; i < kSlots; ++i) {
+    for (int64_t i = 0; i < kExchangeBuffers; ++i) {
       max_[i] = lanes[(6 + 2 * i) * kRepeatLanes];
       sum_[i] = lanes[(7 + 2 * i) * kRepeatLanes];
     }
     const Float constants = constants_buffer_.template Get<float>();
-    scale_block_ = constants;
-    cap_block_ = constants[kBlockLanes];
+    scale_granule_ = constants;
+    cap_granule_ = constants[kGranule];
     const Float folds = folds_buffer_.template Get<float>();
     maxima_.Init(folds);
     sums_.Init(folds[kSlabKeys * most_rows_]);
@@ -104,8 +99,8 @@ class AttentionSoftmax {
   // Lanes beyond a step's rows are computed along and must hold numbers.
   __aicore__ inline void FillConstants() {
     AscendC::Duplicate(total_.max, 0.0f, static_cast<int32_t>(kNumLaneBuffers * kRepeatLanes));
-    AscendC::Duplicate(scale_block_, late_scale_, kBlockLanes);
-    AscendC::Duplicate(cap_block_, -2.0f * tiling_->softcap, kBlockLanes);
+    AscendC::Duplicate(scale_granule_, late_scale_, kGranule);
+    AscendC::Duplicate(cap_granule_, -2.0f * tiling_->softcap, kGranule);
     Barrier();
   }
 
@@ -209,16 +204,16 @@ class AttentionSoftmax {
   __aicore__ inline ScoreChunk TakeScores(const Share& share, const ChunkKeys& chunk,
                                           Alibi& alibi) {
     const ScoreChunk taken = {stream_.Take(), chunk.last - chunk.first, share.rows};
-    if (scales_first_) {
+    if (!MayScaleLate(*tiling_)) {
       ApplyOptions(taken, chunk, alibi);
     }
-    HideScores(share, taken, chunk);
+    HideScores(*tiling_, share.step.unit, taken, share.step.begin + chunk.first);
     return taken;
   }
 
   __aicore__ inline void Shift(const ScoreChunk& chunk) {
     if (chunk.keys > 0) {
-      ShiftScores(chunk, scale_block_, shift_lanes_);
+      ShiftScores(chunk, scale_granule_, shift_lanes_);
     }
   }
 
@@ -259,7 +254,7 @@ class AttentionSoftmax {
     const ChunkKeys chunk = ChunkAt(share, round);
     const int64_t keys = Smaller(kPartScores / share.rows, taken.keys);
     for (int64_t first = 0; first < taken.keys; first += keys) {
-      const Visible span = InTile(chunk.span, first, Smaller(keys, taken.keys - first));
+      const Range span = Within(chunk.span, first, Smaller(keys, taken.keys - first));
       if (span.first < span.last) {
         StorePart(taken.scores[first * share.rows], span, chunk.first + first);
       }
@@ -267,14 +262,14 @@ class AttentionSoftmax {
   }
 
   // `span` of the keys that begin with key `first` of the piece.
-  __aicore__ inline void StorePart(const Float& wide, const Visible& span, int64_t first) {
+  __aicore__ inline void StorePart(const Float& wide, const Range& span, int64_t first) {
     const Share& share = stream_.Weighed();
     AscendC::LocalTensor<T> weights = rows_out_.template AllocTensor<T>();
     AscendC::Cast(weights, wide, AscendC::RoundMode::CAST_RINT,
                   static_cast<uint32_t>(span.last * share.rows));
     rows_out_.EnQue(weights);
     weights = rows_out_.template DeQue<T>();
-    const AscendC::GlobalTensor<T> to = exchange_.Weights(share.step.slot, share.first_row);
+    const AscendC::GlobalTensor<T> to = exchange_.Weights(share.step.buffer, share.first_row);
     AscendC::DataCopy(to[(first + span.first) * share.rows], weights[span.first * share.rows],
                       static_cast<uint32_t>((span.last - span.first) * share.rows));
     rows_out_.FreeTensor(weights);
@@ -299,7 +294,7 @@ class AttentionSoftmax {
       Barrier();
     }
     if (has_sums) {
-      AscendC::Adds(sum_[weighed.step.slot], sums_.Lanes(), 0.0f,
+      AscendC::Adds(sum_[weighed.step.buffer], sums_.Lanes(), 0.0f,
                     static_cast<int32_t>(weighed.rows));
     }
     if (has_maxima) {
@@ -316,7 +311,7 @@ class AttentionSoftmax {
 
   __aicore__ inline void CloseMaxima(const Share& share) {
     const int32_t lanes = static_cast<int32_t>(share.rows);
-    AscendC::Muls(max_[share.step.slot], maxima_.Lanes(), late_scale_, lanes);
+    AscendC::Muls(max_[share.step.buffer], maxima_.Lanes(), late_scale_, lanes);
     AscendC::Muls(shift_lanes_, maxima_.Lanes(), -late_scale_, lanes);
     Barrier();
     RepeatLanes(shift_lanes_, share.rows);
@@ -339,57 +334,10 @@ class AttentionSoftmax {
     AscendC::Muls(taken.scores, taken.scores, tiling_->scale, CountOf(taken));
     Barrier();
     if (tiling_->softcap > 0.0f) {
-      CapScores(taken, cap_block_, tiling_->softcap);
+      CapScores(taken.scores, CountOf(taken), cap_granule_, tiling_->softcap);
     }
     if (tiling_->has_alibi_slopes != 0) {
       alibi.Add(taken, chunk.first);
-    }
-  }
-
-  // Both ends of what a row sees grow with the row, so a key is seen by neighbouring rows: by all
-  // of the share from where the last row begins to see to where the first one ends.
-  __aicore__ inline void HideScores(const Share& share, const ScoreChunk& taken,
-                                    const ChunkKeys& chunk) {
-    const Unit& unit = share.step.unit;
-    const int64_t origin = share.step.begin + chunk.first;
-    const Visible seen = InTile(KeysOfRow(unit, 0), origin, taken.keys);
-    const Visible seen_last = InTile(KeysOfRow(unit, unit.num_rows - 1), origin, taken.keys);
-    const int64_t all_first = Larger(seen.first, seen_last.first);
-    const int64_t all_last = Larger(all_first, Smaller(seen.last, seen_last.last));
-    if (all_first == 0 && all_last == taken.keys) {
-      return;
-    }
-    SetKeys(taken, 0, seen.first, kMinusInf);
-    SetKeys(taken, seen_last.last, taken.keys, kMinusInf);
-    for (int64_t k = seen.first; k < Smaller(all_first, seen_last.last); ++k) {
-      HideKey(unit, taken, origin, k);
-    }
-    for (int64_t k = all_last; k < seen_last.last; ++k) {
-      HideKey(unit, taken, origin, k);
-    }
-    Barrier();
-  }
-
-  __aicore__ inline Visible KeysOfRow(const Unit& unit, int64_t r) const {
-    return VisibleKeys(*tiling_, unit.sequence.length, RowAt(*tiling_, unit, r).position);
-  }
-
-  // Hides key k of a chunk that begins with key `origin` from the rows that don't see it.
-  __aicore__ inline void HideKey(const Unit& unit, const ScoreChunk& taken, int64_t origin,
-                                 int64_t k) {
-    const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
-    // The token that stands where the key stands.
-    const int64_t token = origin + k - (unit.sequence.length - unit.sequence.new_tokens);
-    const int64_t rows = unit.num_rows;
-    const int64_t first = tiling_->causal != 0 ? Clamp(token * group - unit.row_begin, 0, rows) : 0;
-    const int64_t last =
-        tiling_->sliding_window > 0
-            ? Clamp((token + tiling_->sliding_window) * group - unit.row_begin, first, rows)
-            : rows;
-    const uint64_t lanes = MaskOf({0, taken.rows});
-    uint64_t mask[2] = {lanes & ~MaskOf({first, last}), 0};
-    if (mask[0] != 0) {
-      AscendC::Duplicate(taken.scores[k * taken.rows], kMinusInf, mask, 1, 1, kBlockLanes);
     }
   }
 
@@ -425,11 +373,11 @@ class AttentionSoftmax {
     if (rows == 0 || tiling_->split != 0) {
       return;
     }
-    const int64_t slot = share.step.slot;
+    const int64_t buffer = share.step.buffer;
     if (!share.step.opens_unit) {
-      RescaleStage(stage, total_, max_[slot], sum_[slot], scratch_, rows, value_dim_);
+      RescaleStage(stage, total_, max_[buffer], sum_[buffer], scratch_, rows, value_dim_);
     } else if (stage == 0) {
-      CopyLanes(total_, max_[slot], sum_[slot], rows);
+      CopyLanes(total_, max_[buffer], sum_[buffer], rows);
     }
   }
 
@@ -444,7 +392,7 @@ class AttentionSoftmax {
     if (stream_.Summed().step.opens_unit) {
       AscendC::Adds(acc, products.acc, 0.0f, static_cast<int32_t>(products.rows * value_dim_));
     } else {
-      AddScaledRows(acc, products.acc, scratch_.factor[products.begin * kBlockLanes], products.rows,
+      AddScaledRows(acc, products.acc, scratch_.factor[products.begin * kGranule], products.rows,
                     value_dim_);
     }
   }
@@ -471,9 +419,9 @@ class AttentionSoftmax {
     Unit unit = share.step.unit;
     unit.row_begin += products.begin;
     unit.num_rows = products.rows;
-    const int64_t slot = share.step.slot;
+    const int64_t buffer = share.step.buffer;
     piece_states_.Store(unit,
-                        {max_[slot][products.begin], sum_[slot][products.begin], products.acc});
+                        {max_[buffer][products.begin], sum_[buffer][products.begin], products.acc});
   }
 
   // Writes the next rows of a unit that has ended in this pass.
@@ -501,12 +449,11 @@ class AttentionSoftmax {
     return ReadTrouble(exchange_);
   }
 
-  static constexpr int64_t kNumLaneBuffers = 6 + 2 * kSlots;
+  static constexpr int64_t kNumLaneBuffers = 6 + 2 * kExchangeBuffers;
 
   const AttentionTilingData* tiling_;
   int64_t value_dim_;
   int64_t most_rows_;  // of this core's share
-  bool scales_first_;
   float late_scale_;
   Sequences sequences_;
   Exchange<T> exchange_;
@@ -522,11 +469,11 @@ class AttentionSoftmax {
   AscendC::TBuf<AscendC::TPosition::VECCALC> lanes_buffer_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> factor_buffer_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> constants_buffer_;
-  Float max_[kSlots];  // of the pieces in flight, a lane per row
-  Float sum_[kSlots];
+  Float max_[kExchangeBuffers];  // of the pieces in flight, a lane per row
+  Float sum_[kExchangeBuffers];
   Float shift_lanes_;     // of the step that is weighed
-  Float scale_block_;     // the late scale, over a block
-  Float cap_block_;       // -2 softcap, over a block
+  Float scale_granule_;   // the late scale, over a granule
+  Float cap_granule_;     // -2 softcap, over a granule
   ScoreChunk scored_;     // whose maxima are taken
   ScoreChunk weighed_;    // on its way to weights
   ScoreChunk summed_;     // that became weights, and isn't summed to the end

@@ -5,11 +5,11 @@
 // fractals.
 #pragma once
 
-#include "block_walk.h"
+#include "attention/block_tables.h"
+#include "attention/visible.h"
+#include "common/scalar.h"
 #include "kernel_operator.h"
-#include "piece_steps.h"
-#include "scalar.h"
-#include "visible.h"
+#include "mixed/piece_steps.h"
 
 // The widest gap between rows, in elements, that the copy's field holds.
 constexpr int64_t kWidestNdStride = 65535;
@@ -56,26 +56,23 @@ __aicore__ inline void ZeroRowsInL1(const AscendC::LocalTensor<T>& to, int64_t f
   AscendC::InitConstValue(to[first * kFractal], params);
 }
 
-// Copies keys (or values) [begin + lanes.first, begin + lanes.last) of a sequence and KV head to
-// the rows of `to` that begin with row 0 for key begin + span.first. The rows of the span's
-// fractals beside the lanes become zeros: a product with weight 0 must be 0.
+// Copies keys (or values) [begin + seen.first, begin + seen.last) of the unit's sequence and KV
+// head to the rows of `to` that begin with row 0 for key begin + span.first. The rows of the span's
+// fractals beside them become zeros: a product with weight 0 must be 0.
 template <typename T>
 __aicore__ inline void CopyTileToL1(const AscendC::LocalTensor<T>& to,
                                     const AscendC::GlobalTensor<T>& cache,
                                     const CacheLayout& layout, const BlockTables& tables,
-                                    int64_t block_size, const Unit& unit, int64_t begin,
-                                    const Visible& lanes, const Visible& span, int64_t pitch) {
-  ZeroRowsInL1(to, 0, lanes.first - span.first, layout.head_dim, pitch);
-  ZeroRowsInL1(to, lanes.last - span.first, span.last - span.first, layout.head_dim, pitch);
-  for (int64_t lane = lanes.first; lane < lanes.last;) {
-    const int64_t key = begin + lane;
-    const int64_t offset = key % block_size;
-    const int64_t count = Smaller(block_size - offset, lanes.last - lane);
-    const int64_t at = tables.At(unit.index, key / block_size) * layout.block_stride +
-                       offset * layout.token_stride + unit.kv_head * layout.head_stride;
-    CopyRowsToL1(to[(lane - span.first) * kFractal], cache[at], count, layout.head_dim,
+                                    const Unit& unit, int64_t begin, const Range& seen,
+                                    const Range& span, int64_t pitch) {
+  ZeroRowsInL1(to, 0, seen.first - span.first, layout.head_dim, pitch);
+  ZeroRowsInL1(to, seen.last - span.first, span.last - span.first, layout.head_dim, pitch);
+  for (int64_t k = seen.first; k < seen.last;) {
+    const int64_t count = Smaller(tables.CountFrom(begin + k), seen.last - k);
+    const int64_t at = tables.Find(layout, unit.index, unit.kv_head, begin + k);
+    CopyRowsToL1(to[(k - span.first) * kFractal], cache[at], count, layout.head_dim,
                  layout.token_stride, pitch);
-    lane += count;
+    k += count;
   }
 }
 

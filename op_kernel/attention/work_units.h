@@ -1,32 +1,55 @@
-// Cuts a call into units of work and deals them to the cores, there and back: core 0 to the last
-// one, then the last one to core 0, and so on. Later units of a sequence see more keys, so dealing
-// in one direction would give the last core the most. Where units don't go around evenly, the
-// first, small ones go to fewer cores.
+// Cuts a call into units and deals them to the cores.
+//
+// The words for how a call is cut, from large to small:
+//
+//   row      a query row: one query token with one of its heads
+//   band     neighbouring rows of one sequence and KV head, up to max_rows; the head runs fastest
+//   unit     what is dealt to a core, or a group: a band against all the keys that it sees, or
+//            against one piece of them where the tiling splits
+//   piece    the keys between two multiples of tiling.piece; it has a softmax of its own
+//   tile     keys, or values, that come in from the cache at a time
+//   step     what is worked on at a time: a unit's tile, or in a group a unit's piece
+//   group    one cube core and two vector cores
+//   share    one vector core's rows of a step
+//   chunk    scores that this core has in UB at a time: some keys of a share
+//   slab     32 keys of a chunk, at fixed places of the piece
+//   slice    sums of values that come into it at a time: some rows of a share
+//   part     weights, or rows of output, that leave it at a time
+//   pass     its work on one step, in rounds: one chunk of each of its jobs
+//
+// A block is one of the pool's, a slot a token's place in it. A granule is 32 bytes of UB, a lane
+// one float of a vector. A ring is several buffers that are filled and used in the same order.
+//
+// Units are dealt there and back: core 0 to the last one, then the last one to core 0, and so on.
+// Later units of a sequence see more keys, so dealing in one direction would give the last core the
+// most. Where units don't go around evenly, the first, small ones go to fewer cores.
 //
 // The KV heads of a bundle take turns, so cores that work at a time read keys of several heads, and
 // none of them meets all the keys first that nobody has brought into L2.
 //
-// A unit is a row block (up to max_rows query rows of one sequence and KV head) against all the
-// keys it sees, or against one piece of them where the tiling splits. Every core enumerates the
-// same units from the lengths it reads, and takes its own: no host and no other core takes part.
-// What a row's unit holds besides it doesn't reach its bits.
+// Every core enumerates the same units from the lengths it reads, and takes its own: no host and no
+// other core takes part. What a row's unit holds besides it doesn't reach its bits.
 #pragma once
 
+#include "attention/sequence.h"
+#include "attention/visible.h"
 #include "attention_tiling_data.h"
 #include "kernel_operator.h"
-#include "sequence.h"
-#include "visible.h"
 
 constexpr int64_t kBundledHeads = 8;
+
+__aicore__ inline int64_t HeadsPerKvHead(const AttentionTilingData& tiling) {
+  return tiling.num_heads / tiling.num_kv_heads;
+}
 
 struct Unit {
   Sequence sequence;
   int64_t index;  // of the sequence
   int64_t kv_head;
-  int64_t row_begin;  // rows (token, head of the group), the head running fastest
+  int64_t row_begin;  // rows (token, head of the KV head)
   int64_t num_rows;
   int64_t piece;  // the first one
-  Visible keys;   // that some row sees, inside the piece if the tiling splits
+  Range keys;     // that some row sees, inside the piece if the tiling splits
 };
 
 // One query row of a unit.
@@ -37,18 +60,23 @@ struct Row {
 };
 
 __aicore__ inline Row RowAt(const AttentionTilingData& tiling, const Unit& unit, int64_t i) {
-  const int64_t group = tiling.num_heads / tiling.num_kv_heads;
+  const int64_t heads = HeadsPerKvHead(tiling);
   const int64_t row = unit.row_begin + i;
   const Sequence& sequence = unit.sequence;
-  return {sequence.first_token + row / group, unit.kv_head * group + row % group,
-          sequence.length - sequence.new_tokens + row / group};
+  return {sequence.first_token + row / heads, unit.kv_head * heads + row % heads,
+          sequence.length - sequence.new_tokens + row / heads};
 }
 
 // Rows of one token are neighbours in memory: how many there are from row i of the unit on.
 __aicore__ inline int64_t RowsOfToken(const AttentionTilingData& tiling, const Unit& unit,
                                       int64_t i) {
-  const int64_t group = tiling.num_heads / tiling.num_kv_heads;
-  return Smaller(group - (unit.row_begin + i) % group, unit.num_rows - i);
+  const int64_t heads = HeadsPerKvHead(tiling);
+  return Smaller(heads - (unit.row_begin + i) % heads, unit.num_rows - i);
+}
+
+// The keys that row i of the unit sees, inside the unit's or not.
+__aicore__ inline Range KeysOfRow(const AttentionTilingData& tiling, const Unit& unit, int64_t i) {
+  return VisibleKeys(tiling, unit.sequence.length, RowAt(tiling, unit, i).position);
 }
 
 class WorkUnits {
@@ -62,11 +90,11 @@ class WorkUnits {
     skip_ = core - CountMissing(num_cores);
     if (skip_ < 0) {
       skip_ += next_skip_ + 1;
-      Turn();
+      Reverse();
     }
     sequence_ = -1;
-    block_ = 0;
-    num_blocks_ = 0;
+    band_ = 0;
+    num_bands_ = 0;
     piece_ = 0;
     end_piece_ = 0;
   }
@@ -76,7 +104,7 @@ class WorkUnits {
     while (Advance()) {
       if (skip_ == 0) {
         skip_ = next_skip_;
-        Turn();
+        Reverse();
         unit = unit_;
         if (tiling_->split != 0) {
           unit.piece = piece_;
@@ -91,7 +119,7 @@ class WorkUnits {
   }
 
  private:
-  __aicore__ inline void Turn() {
+  __aicore__ inline void Reverse() {
     const int64_t skip = next_skip_;
     next_skip_ = skip_after_;
     skip_after_ = skip;
@@ -105,59 +133,55 @@ class WorkUnits {
     }
     int64_t units = 0;
     for (int64_t i = 0; i < tiling_->batch; ++i) {
-      units += CountBlocks(sequences_->At(i).new_tokens) * tiling_->num_kv_heads;
+      units += CountBands(sequences_->At(i).new_tokens) * tiling_->num_kv_heads;
     }
     return (num_cores - units % num_cores) % num_cores;
   }
 
-  // Row blocks of a KV head.
-  __aicore__ inline int64_t CountBlocks(int64_t new_tokens) const {
-    const int64_t rows = new_tokens * (tiling_->num_heads / tiling_->num_kv_heads);
+  // Bands of a KV head.
+  __aicore__ inline int64_t CountBands(int64_t new_tokens) const {
+    const int64_t rows = new_tokens * HeadsPerKvHead(*tiling_);
     return (rows + tiling_->max_rows - 1) / tiling_->max_rows;
   }
 
-  // Moves to the next unit of any core. A row block that sees nothing is one unit too: it writes
+  // Moves to the next unit of any core. A band that sees nothing is one unit too: it writes
   // zeros.
   __aicore__ inline bool Advance() {
     if (tiling_->split != 0 && piece_ + 1 < end_piece_) {
       ++piece_;
       return true;
     }
-    while (block_ == num_blocks_) {
+    while (band_ == num_bands_) {
       if (++sequence_ == tiling_->batch) {
         --sequence_;
         return false;
       }
       OpenSequence();
     }
-    OpenBlock();
-    ++block_;
+    OpenBand();
+    ++band_;
     return true;
   }
 
   __aicore__ inline void OpenSequence() {
     unit_.sequence = sequences_->At(sequence_);
     unit_.index = sequence_;
-    const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
-    num_rows_ = unit_.sequence.new_tokens * group;
-    blocks_per_head_ = CountBlocks(unit_.sequence.new_tokens);
-    num_blocks_ = blocks_per_head_ * tiling_->num_kv_heads;
-    block_ = 0;
+    num_rows_ = unit_.sequence.new_tokens * HeadsPerKvHead(*tiling_);
+    bands_per_head_ = CountBands(unit_.sequence.new_tokens);
+    num_bands_ = bands_per_head_ * tiling_->num_kv_heads;
+    band_ = 0;
   }
 
-  __aicore__ inline void OpenBlock() {
-    const int64_t in_bundle = block_ % (kBundledHeads * blocks_per_head_);
-    const int64_t first_head = (block_ - in_bundle) / blocks_per_head_;
+  __aicore__ inline void OpenBand() {
+    const int64_t in_bundle = band_ % (kBundledHeads * bands_per_head_);
+    const int64_t first_head = (band_ - in_bundle) / bands_per_head_;
     const int64_t heads = Smaller(kBundledHeads, tiling_->num_kv_heads - first_head);
     unit_.kv_head = first_head + in_bundle % heads;
     unit_.row_begin = in_bundle / heads * tiling_->max_rows;
     unit_.num_rows = Smaller(tiling_->max_rows, num_rows_ - unit_.row_begin);
     // Both ends of what a row sees grow with its position.
-    const int64_t length = unit_.sequence.length;
-    const Row first = RowAt(*tiling_, unit_, 0);
-    const Row last = RowAt(*tiling_, unit_, unit_.num_rows - 1);
-    unit_.keys.first = VisibleKeys(*tiling_, length, first.position).first;
-    unit_.keys.last = VisibleKeys(*tiling_, length, last.position).last;
+    unit_.keys.first = KeysOfRow(*tiling_, unit_, 0).first;
+    unit_.keys.last = KeysOfRow(*tiling_, unit_, unit_.num_rows - 1).last;
     unit_.piece = unit_.keys.first / tiling_->piece;
     piece_ = unit_.piece;
     end_piece_ = (unit_.keys.last + tiling_->piece - 1) / tiling_->piece;
@@ -170,9 +194,9 @@ class WorkUnits {
   int64_t skip_after_;  // and after that one
   int64_t sequence_;
   int64_t num_rows_;
-  int64_t blocks_per_head_;
-  int64_t block_;
-  int64_t num_blocks_;
+  int64_t bands_per_head_;
+  int64_t band_;
+  int64_t num_bands_;
   int64_t piece_;
   int64_t end_piece_;
   Unit unit_;

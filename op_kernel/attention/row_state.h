@@ -8,22 +8,10 @@
 #pragma once
 
 #include "attention_tiling_data.h"
+#include "common/lanes.h"
 #include "kernel_operator.h"
 
 constexpr float kLowest = -3.40282347e+38f;
-constexpr float kMinusInf = -__builtin_inff();
-constexpr int32_t kRepeatLanes = 64;  // floats of one vector repeat
-constexpr int32_t kBlockLanes = 8;    // floats of one 32-byte block
-
-__aicore__ inline void Barrier() { AscendC::PipeBarrier<PIPE_V>(); }
-
-// lanes[i] = value, the other lanes unchanged. Writes of one 32-byte block must not overtake each
-// other.
-__aicore__ inline void SetLane(const AscendC::LocalTensor<float>& lanes, int64_t i, float value) {
-  uint64_t mask[2] = {1ULL << i, 0};
-  AscendC::Duplicate(lanes, value, mask, 1, 1, kBlockLanes);
-  Barrier();
-}
 
 struct RowState {
   AscendC::LocalTensor<float> max;  // a lane per row
@@ -36,13 +24,8 @@ struct RowScratch {
   AscendC::LocalTensor<float> new_max;  // kMaxRows lanes each
   AscendC::LocalTensor<float> keep;
   AscendC::LocalTensor<float> add;
-  AscendC::LocalTensor<float> factor;  // [kMaxRows][kBlockLanes]: a factor per row, broadcast
+  AscendC::LocalTensor<float> factor;  // [kMaxRows][kGranule]: a factor per row, broadcast
 };
-
-// Lanes of whole blocks that hold `rows` rows.
-__aicore__ inline int32_t LanesOf(int64_t rows) {
-  return static_cast<int32_t>((rows + kBlockLanes - 1) / kBlockLanes * kBlockLanes);
-}
 
 __aicore__ inline void Clear(const RowState& state, int64_t rows, int64_t width) {
   AscendC::Duplicate(state.max, kLowest, LanesOf(rows));
@@ -53,17 +36,10 @@ __aicore__ inline void Clear(const RowState& state, int64_t rows, int64_t width)
 
 // The functions up to AddScaledRows leave the barrier after them to the caller.
 
-// factor[r][0..8) = lanes[r]
-__aicore__ inline void BroadcastLanes(const AscendC::LocalTensor<float>& factor,
-                                      const AscendC::LocalTensor<float>& lanes, int64_t rows) {
-  const AscendC::BrcbRepeatParams dense(1, kBlockLanes);
-  AscendC::Brcb(factor, lanes, static_cast<uint8_t>(LanesOf(rows) / kBlockLanes), dense);
-}
-
 // Repeats of one 64-lane column of `rows` rows of `width` floats; the second operand is a factor
 // per row.
 __aicore__ inline AscendC::BinaryRepeatParams ByRow(int64_t width) {
-  const uint8_t row = static_cast<uint8_t>(width / kBlockLanes);
+  const uint8_t row = static_cast<uint8_t>(width / kGranule);
   return AscendC::BinaryRepeatParams(1, 1, 0, row, row, 1);
 }
 

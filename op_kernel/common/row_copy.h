@@ -1,16 +1,14 @@
-// Copies of head_dim vectors between GM and UB. In UB each vector begins on a 32-byte block.
+// Copies of head_dim vectors between GM and UB. In UB each vector begins on a granule.
 #pragma once
 
+#include "common/lanes.h"
+#include "common/scalar.h"
 #include "kernel_operator.h"
-#include "scalar.h"
-
-constexpr int64_t kBlockBytes = 32;
 
 // Elements from one vector of `width` elements to the next in UB.
 template <typename T>
 __aicore__ inline int64_t UbPitch(int64_t width) {
-  const int64_t elements = kBlockBytes / sizeof(T);
-  return (width + elements - 1) / elements * elements;
+  return RoundUp(width, kGranuleBytes / sizeof(T));
 }
 
 // Copies `count` vectors of `width` elements, `stride` elements apart in GM, into UB.

@@ -1,5 +1,5 @@
-// Buffers between two pipes of a core, taken in turns: one pipe fills the next ones while the other
-// uses an earlier one.
+// A ring of buffers between two pipes of a core: one pipe fills the next ones while the other uses
+// an earlier one.
 #pragma once
 
 #include "kernel_operator.h"
@@ -7,7 +7,7 @@
 // `count` buffers, filled and used in the same order; `filled` goes from the filling to the using
 // pipe, `freed` back. They take the event ids from `first` on of both events.
 template <AscendC::HardEvent filled, AscendC::HardEvent freed, int32_t first, int32_t count>
-class Turns {
+class Ring {
  public:
   __aicore__ inline void Open() {
     for (int32_t i = 0; i < count; ++i) {

@@ -1,12 +1,13 @@
 // The last step of a row: sinks, the division by the sum, output and lse.
 #pragma once
 
-#include "attention_tensors.h"
+#include "attention/row_state.h"
+#include "attention/tensors.h"
+#include "attention/work_units.h"
 #include "attention_tiling_data.h"
+#include "common/lanes.h"
+#include "common/row_copy.h"
 #include "kernel_operator.h"
-#include "row_copy.h"
-#include "row_state.h"
-#include "work_units.h"
 
 // `buffers` is the depth of the queue that rows leave through.
 template <typename T, int32_t buffers = 2>
@@ -14,7 +15,7 @@ class RowOutput {
  public:
   using Queue = AscendC::TQue<AscendC::TPosition::VECOUT, buffers>;
 
-  // `rows` query rows are written at a time, a multiple of kBlockLanes, through buffers of
+  // `rows` query rows are written at a time, a multiple of kGranule, through buffers of
   // `rows_out` that hold as many. Its owner may use the queue for other tensors, too. A unit has at
   // most `most_rows`.
   __aicore__ inline void Init(const AttentionTensors& tensors, const AttentionTilingData& tiling,
@@ -31,7 +32,7 @@ class RowOutput {
     if (tiling.has_lse != 0) {
       lse_.SetGlobalBuffer((__gm__ float*)tensors.lse);
     }
-    pipe->InitBuffer(lse_out_, 1, LanesOf(most_rows) * kBlockLanes * sizeof(float));
+    pipe->InitBuffer(lse_out_, 1, LanesOf(most_rows) * kGranule * sizeof(float));
     pipe->InitBuffer(sinks_buffer_, 2 * kRepeatLanes * sizeof(float));
     sink_lanes_ = sinks_buffer_.template Get<float>();
     ones_ = sink_lanes_[kRepeatLanes];
@@ -49,7 +50,7 @@ class RowOutput {
     Barrier();  // the next unit clears the accumulators
   }
 
-  // The first part of Write: states become rows, lse is written.
+  // The beginning of Write: states become rows, lse is written.
   __aicore__ inline void Finish(const Unit& unit, const RowState& state,
                                 const RowScratch& scratch) {
     if (tiling_->has_sinks != 0) {
@@ -65,7 +66,7 @@ class RowOutput {
     }
   }
 
-  // The other part: writes the rows that leave together, from `begin` on.
+  // The rest of Write: the rows that leave together, from `begin` on.
   __aicore__ inline void WriteRows(const Unit& unit, const RowState& state, int64_t begin) {
     const int64_t end = Smaller(begin + rows_, unit.num_rows);
     AscendC::LocalTensor<T> rows = rows_out_->template AllocTensor<T>();
@@ -90,18 +91,18 @@ class RowOutput {
   __aicore__ inline int64_t CopyTokensOut(const Unit& unit, int64_t i, int64_t end,
                                           const AscendC::LocalTensor<T>& rows) {
     const RowLayout& layout = tiling_->output;
-    const int64_t group = tiling_->num_heads / tiling_->num_kv_heads;
+    const int64_t heads = HeadsPerKvHead(*tiling_);
     const Row row = RowAt(*tiling_, unit, i);
     const AscendC::GlobalTensor<T> to =
         output_[row.token * layout.token_stride + row.head * layout.head_stride];
     const int64_t copied = Smaller(RowsOfToken(*tiling_, unit, i), end - i);
-    if (copied < group || layout.head_stride != width_) {
+    if (copied < heads || layout.head_stride != width_) {
       CopyRowsOut(to, rows, copied, width_, layout.head_stride);
       return copied;
     }
-    const int64_t tokens = (end - i) / group;
-    CopyRowsOut(to, rows, tokens, group * width_, layout.token_stride);
-    return tokens * group;
+    const int64_t tokens = (end - i) / heads;
+    CopyRowsOut(to, rows, tokens, heads * width_, layout.token_stride);
+    return tokens * heads;
   }
 
   __aicore__ inline void StoreLse(const Unit& unit, const RowState& state) {
@@ -113,8 +114,7 @@ class RowOutput {
     for (int64_t i = 0; i < unit.num_rows;) {
       const Row row = RowAt(*tiling_, unit, i);
       const int64_t copied = RowsOfToken(*tiling_, unit, i);
-      CopyRowsOut(lse_[row.token * tiling_->num_heads + row.head], lse[i * kBlockLanes], copied, 1,
-                  1);
+      CopyRowsOut(lse_[row.token * tiling_->num_heads + row.head], lse[i * kGranule], copied, 1, 1);
       i += copied;
     }
     lse_out_.FreeTensor(lse);

@@ -2,9 +2,9 @@
 // kernel read outside its tensors. The host refuses bad values only on request (PAGED_CHECK=1).
 #pragma once
 
+#include "attention/visible.h"
 #include "attention_tiling_data.h"
 #include "kernel_operator.h"
-#include "visible.h"
 
 struct Sequence {
   int64_t length;       // keys

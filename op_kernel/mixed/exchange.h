@@ -3,21 +3,21 @@
 //
 // The cube is kAhead steps further with scores than with products, and the vector cores with
 // weights than with sums: steps differ in length, and who has a short one doesn't wait for who has
-// a long one. So there are kAhead + 1 slots of each:
+// a long one. So each goes through a ring of kAhead + 1 buffers:
 //
-//   scores    cube -> vector   keys x queries            float32  [keys][RowPitch]
-//   weights   vector -> cube   e^(score - max)           T        [kCubePiece][rows], share by
-//   share products  cube -> vector   weights x values          float32  [rows][value_dim]
+//   scores    cube -> vector   keys x queries     float32  [keys][RowPitch]
+//   weights   vector -> cube   e^(score - max)    T        [keys][rows], share by share
+//   products  cube -> vector   weights x values   float32  [rows][value_dim]
 //
 // Scores and weights lie key by key, the rows of a key side by side: that is how the vector cores
 // work on them. The two vector cores of a group share the rows.
 //
-// No flag says that a slot is free again, because a later one does. The cube writes the scores of
-// step n + kSlots after the products of n, for which it has waited for the weights of n, which the
-// vector cores wrote after they had read the scores of n. They write the weights of n + kSlots
-// after they have waited for its scores, for which the cube has used up the weights of n. The
-// products of n + kSlots follow its weights, which follow the vector cores' sums over the products
-// of n.
+// No flag says that a buffer is free again, because a later one does. Let m = n + kAhead + 1 be the
+// next step in the buffers of step n. The cube writes the scores of m after the products of n, for
+// which it has waited for the weights of n, which the vector cores wrote after they had read the
+// scores of n. They write the weights of m after they have waited for its scores, for which the
+// cube has used up the weights of n. The products of m follow its weights, which follow the vector
+// cores' sums over the products of n.
 #pragma once
 
 #include "attention_tiling_data.h"
@@ -33,8 +33,7 @@ constexpr uint16_t kVerdictShared = 4;
 // Between the AIC of a group and its AIVs: the AIVs wait for the AIC, or the AIC for both of them.
 constexpr uint8_t kWithinGroup = 2;
 
-constexpr int64_t kSlots = kCubeSlots;
-constexpr int64_t kAhead = kSlots - 1;
+constexpr int64_t kAhead = kExchangeBuffers - 1;
 
 // Rows of a unit with those that fill it up, which are 0: a power of two, at least a fractal.
 __aicore__ inline int64_t RowPitch(int64_t num_rows) {
@@ -58,24 +57,24 @@ class Exchange {
     weights_size_ = pairs;
     products_size_ = tiling.max_rows * tiling.value.head_dim;
     GM_ADDR at = workspace + group * tiling.exchange_bytes;
-    scores_.SetGlobalBuffer((__gm__ float*)at, kSlots * scores_size_);
-    at += kSlots * scores_size_ * sizeof(float);
-    weights_.SetGlobalBuffer((__gm__ T*)at, kSlots * weights_size_);
-    at += kSlots * weights_size_ * sizeof(T);
-    products_.SetGlobalBuffer((__gm__ float*)at, kSlots * products_size_);
-    at += kSlots * products_size_ * sizeof(float);
+    scores_.SetGlobalBuffer((__gm__ float*)at, kExchangeBuffers * scores_size_);
+    at += kExchangeBuffers * scores_size_ * sizeof(float);
+    weights_.SetGlobalBuffer((__gm__ T*)at, kExchangeBuffers * weights_size_);
+    at += kExchangeBuffers * weights_size_ * sizeof(T);
+    products_.SetGlobalBuffer((__gm__ float*)at, kExchangeBuffers * products_size_);
+    at += kExchangeBuffers * products_size_ * sizeof(float);
     verdicts_.SetGlobalBuffer((__gm__ float*)at, kVerdicts);
   }
 
-  __aicore__ inline AscendC::GlobalTensor<float> Scores(int64_t slot) const {
-    return scores_[slot * scores_size_];
+  __aicore__ inline AscendC::GlobalTensor<float> Scores(int64_t buffer) const {
+    return scores_[buffer * scores_size_];
   }
   // Of the share that begins with row `first_row`.
-  __aicore__ inline AscendC::GlobalTensor<T> Weights(int64_t slot, int64_t first_row) const {
-    return weights_[slot * weights_size_ + first_row * keys_];
+  __aicore__ inline AscendC::GlobalTensor<T> Weights(int64_t buffer, int64_t first_row) const {
+    return weights_[buffer * weights_size_ + first_row * keys_];
   }
-  __aicore__ inline AscendC::GlobalTensor<float> Products(int64_t slot) const {
-    return products_[slot * products_size_];
+  __aicore__ inline AscendC::GlobalTensor<float> Products(int64_t buffer) const {
+    return products_[buffer * products_size_];
   }
   // One vector core's, in a cache line of its own.
   __aicore__ inline AscendC::GlobalTensor<float> Verdict(int64_t vector_core) const {

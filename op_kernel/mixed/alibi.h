@@ -1,11 +1,13 @@
-// + slope * (key position - query position), for a chunk of scores.
+// The bias of score_options.h for a chunk of scores: keys one after the other, the rows in the
+// lanes.
 #pragma once
 
+#include "attention/score_options.h"
+#include "attention/work_units.h"
 #include "attention_tiling_data.h"
+#include "common/lanes.h"
 #include "kernel_operator.h"
-#include "row_state.h"
-#include "score_chunk.h"
-#include "work_units.h"
+#include "mixed/score_chunk.h"
 
 class Alibi {
  public:
@@ -16,11 +18,11 @@ class Alibi {
       return;
     }
     slopes_.SetGlobalBuffer((__gm__ float*)slopes);
-    pipe->InitBuffer(buffer_, (2 + 2 * kSteps) * kRepeatLanes * sizeof(float));
+    pipe->InitBuffer(buffer_, (2 + 2 * kRepeats) * kRepeatLanes * sizeof(float));
     slope_lanes_ = buffer_.Get<float>();
     distances_ = slope_lanes_[kRepeatLanes];
-    work_ = slope_lanes_[(1 + kSteps) * kRepeatLanes];
-    AscendC::Duplicate(slope_lanes_, 0.0f, static_cast<int32_t>((2 + 2 * kSteps) * kRepeatLanes));
+    work_ = slope_lanes_[(1 + kRepeats) * kRepeatLanes];
+    AscendC::Duplicate(slope_lanes_, 0.0f, static_cast<int32_t>((2 + 2 * kRepeats) * kRepeatLanes));
     Barrier();
   }
 
@@ -34,7 +36,7 @@ class Alibi {
     }
     RepeatLanes(slope_lanes_, rows);
     // Lanes of the next keys of a repeat, then of the next repeats.
-    for (int64_t filled = rows; filled < kSteps * kRepeatLanes; filled *= 2) {
+    for (int64_t filled = rows; filled < kRepeats * kRepeatLanes; filled *= 2) {
       AscendC::Adds(distances_[filled], distances_, static_cast<float>(filled / rows),
                     static_cast<int32_t>(filled));
       Barrier();
@@ -43,25 +45,20 @@ class Alibi {
 
   // Adds to the scores of a chunk that begins with key `first` of the piece.
   __aicore__ inline void Add(const ScoreChunk& chunk, int64_t first) {
-    const int64_t keys = kSteps * kRepeatLanes / chunk.rows;
+    const int64_t keys = kRepeats * kRepeatLanes / chunk.rows;
     for (int64_t k = 0; k < chunk.keys; k += keys) {
-      AscendC::Adds(work_, distances_, static_cast<float>(first + k),
-                    static_cast<int32_t>(kSteps * kRepeatLanes));
-      Barrier();
-      AscendC::MulAddDst(chunk.scores[k * chunk.rows], work_, slope_lanes_,
-                         static_cast<uint64_t>(kRepeatLanes), static_cast<uint8_t>(kSteps),
-                         AscendC::BinaryRepeatParams(1, 1, 1, kBlockLanes, kBlockLanes, 0));
-      Barrier();
+      AddBias(chunk.scores[k * chunk.rows], distances_, static_cast<float>(first + k), slope_lanes_,
+              false, work_, kRepeats);
     }
   }
 
  private:
-  static constexpr int64_t kSteps = 4;  // repeats at a time
+  static constexpr int64_t kRepeats = 4;  // repeats at a time
 
   const AttentionTilingData* tiling_;
   AscendC::GlobalTensor<float> slopes_;
   AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
   AscendC::LocalTensor<float> slope_lanes_;
-  AscendC::LocalTensor<float> distances_;  // of kSteps repeats: key of the piece - query position
+  AscendC::LocalTensor<float> distances_;  // of kRepeats repeats: key of the piece - query position
   AscendC::LocalTensor<float> work_;
 };

@@ -8,15 +8,15 @@
 #pragma once
 
 #include "attention_tiling_data.h"
+#include "common/lanes.h"
 #include "kernel_operator.h"
-#include "row_state.h"
 
 constexpr int64_t kSlabKeys = 32;
-constexpr int64_t kKeyBlock = 2 * kSlabKeys;  // chunks are whole blocks
+constexpr int64_t kSlabPair = 2 * kSlabKeys;  // chunks are whole pairs
 
 struct ScoreChunk {
   AscendC::LocalTensor<float> scores;  // [keys][rows]
-  int64_t keys;                        // a multiple of kKeyBlock; 0: there is no chunk
+  int64_t keys;                        // a multiple of kSlabPair; 0: there is no chunk
   int64_t rows;                        // 16, 32 or 64
 };
 
@@ -32,25 +32,6 @@ __aicore__ inline void SetKeys(const ScoreChunk& chunk, int64_t first, int64_t l
     AscendC::Duplicate(chunk.scores[first * chunk.rows], value,
                        static_cast<int32_t>((last - first) * chunk.rows));
   }
-}
-
-// softcap * tanh(s / softcap), by tanh(x) = 1 - 2 / (e^2x + 1), which needs no sign and no limit.
-// `numerator` holds a block of -2 softcap.
-__aicore__ inline void CapScores(const ScoreChunk& chunk,
-                                 const AscendC::LocalTensor<float>& numerator, float softcap) {
-  const int32_t count = CountOf(chunk);
-  AscendC::Muls(chunk.scores, chunk.scores, 2.0f / softcap, count);
-  Barrier();
-  AscendC::Exp(chunk.scores, chunk.scores, count);
-  Barrier();
-  AscendC::Adds(chunk.scores, chunk.scores, 1.0f, count);
-  Barrier();
-  AscendC::Div(chunk.scores, numerator, chunk.scores, static_cast<uint64_t>(kRepeatLanes),
-               static_cast<uint8_t>(count / kRepeatLanes),
-               AscendC::BinaryRepeatParams(1, 0, 1, kBlockLanes, 0, kBlockLanes));
-  Barrier();
-  AscendC::Adds(chunk.scores, chunk.scores, softcap, count);
-  Barrier();
 }
 
 // What a fold does with two vectors.
@@ -107,20 +88,12 @@ class KeyFold {
   bool is_empty_;
 };
 
-// Repeats the first `rows` lanes over the 64 of a repeat.
-__aicore__ inline void RepeatLanes(const AscendC::LocalTensor<float>& lanes, int64_t rows) {
-  for (int64_t filled = rows; filled < kRepeatLanes; filled *= 2) {
-    AscendC::Adds(lanes[filled], lanes, 0.0f, static_cast<int32_t>(filled));
-    Barrier();
-  }
-}
-
-// scores[k][r] = scores[k][r] * factor + shift[r], with factor over a block and shift repeated over
-// 64 lanes.
+// scores[k][r] = scores[k][r] * factor + shift[r], with factor over a granule and shift repeated
+// over 64 lanes.
 __aicore__ inline void ShiftScores(const ScoreChunk& chunk,
                                    const AscendC::LocalTensor<float>& factor,
                                    const AscendC::LocalTensor<float>& shift) {
   AscendC::FusedMulAdd(chunk.scores, factor, shift, static_cast<uint64_t>(kRepeatLanes),
                        static_cast<uint8_t>(CountOf(chunk) / kRepeatLanes),
-                       AscendC::BinaryRepeatParams(1, 0, 1, kBlockLanes, 0, 0));
+                       AscendC::BinaryRepeatParams(1, 0, 1, kGranule, 0, 0));
 }

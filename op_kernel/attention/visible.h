@@ -2,18 +2,19 @@
 #pragma once
 
 #include "attention_tiling_data.h"
+#include "common/scalar.h"
 #include "kernel_operator.h"
-#include "scalar.h"
 
-struct Visible {
+// first <= k < last
+struct Range {
   int64_t first;
   int64_t last;
 };
 
-// The keys first <= k < last that the query token at `position` sees. The position is negative
+// The keys that the query token at `position` sees. The position is negative
 // where a sequence has more query tokens than keys; such a row sees nothing under the causal mask.
-__aicore__ inline Visible VisibleKeys(const AttentionTilingData& tiling, int64_t seq_len,
-                                      int64_t position) {
+__aicore__ inline Range VisibleKeys(const AttentionTilingData& tiling, int64_t seq_len,
+                                    int64_t position) {
   int64_t last = seq_len;
   if (tiling.causal != 0) {
     last = Clamp(position + 1, 0, seq_len);
@@ -25,14 +26,14 @@ __aicore__ inline Visible VisibleKeys(const AttentionTilingData& tiling, int64_t
   return {Smaller(first, last), last};
 }
 
-// The part of `keys` inside the tile of `size` keys that begins at `begin`, counted from there.
-__aicore__ inline Visible InTile(const Visible& keys, int64_t begin, int64_t size) {
+// Those of `keys` that are inside the `size` keys from `begin` on, counted from there.
+__aicore__ inline Range Within(const Range& keys, int64_t begin, int64_t size) {
   const int64_t first = Clamp(keys.first - begin, 0, size);
   return {first, Larger(first, Clamp(keys.last - begin, 0, size))};
 }
 
 // Bits [first, last) of 64.
-__aicore__ inline uint64_t MaskOf(const Visible& lanes) {
+__aicore__ inline uint64_t MaskOf(const Range& lanes) {
   const uint64_t below_last = lanes.last >= 64 ? ~0ULL : (1ULL << lanes.last) - 1;
   const uint64_t below_first = lanes.first >= 64 ? ~0ULL : (1ULL << lanes.first) - 1;
   return below_last & ~below_first;

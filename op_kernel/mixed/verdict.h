@@ -1,8 +1,8 @@
 // What a group does about a product that isn't a number.
 //
-// The cube multiplies a whole row block's weights with a tile's values. Where a row doesn't see a
+// The cube multiplies a whole band's weights with a tile's values. Where a row doesn't see a
 // key, its weight is 0, and so is the product, unless the value is NaN or infinite: then it spoils
-// a row that has nothing to do with it. It spoils all rows of the block alike, so where they see
+// a row that has nothing to do with it. It spoils all rows of the band alike, so where they see
 // different keys, the vector cores look whether the sums of one of them are finite, and tell at the
 // end. If one isn't, the group walks through its units a second time, one token at a time: the rows
 // of a token see the same keys, and nobody looks at another one. The other rows come out with the
@@ -10,12 +10,12 @@
 #pragma once
 
 #include "attention_tiling_data.h"
-#include "exchange.h"
+#include "common/lanes.h"
+#include "common/row_copy.h"
 #include "kernel_operator.h"
-#include "row_copy.h"
-#include "row_state.h"
+#include "mixed/exchange.h"
 
-// Whether rows of one block can see different keys. A group then has a verdict.
+// Whether rows of one band can see different keys. A group then has a verdict.
 __aicore__ inline bool MayMixVisibility(const AttentionTilingData& tiling) {
   return tiling.has_query_start_loc != 0 && (tiling.causal != 0 || tiling.sliding_window > 0);
 }
@@ -42,7 +42,7 @@ class Finiteness {
     width_ = static_cast<int32_t>(width);
     columns_ = (width + kRepeatLanes - 1) / kRepeatLanes;
     pipe->InitBuffer(zeros_buffer_, 2 * columns_ * kRepeatLanes * sizeof(float));
-    pipe->InitBuffer(verdict_out_, 1, kBlockBytes);
+    pipe->InitBuffer(verdict_out_, 1, kGranuleBytes);
     zeros_ = zeros_buffer_.Get<float>();
     products_ = zeros_[columns_ * kRepeatLanes];
     AscendC::Duplicate(zeros_, 0.0f, static_cast<int32_t>(columns_ * kRepeatLanes));
@@ -59,16 +59,16 @@ class Finiteness {
   // Writes the verdict: 0, or NaN.
   __aicore__ inline void Tell(const AscendC::GlobalTensor<float>& to) {
     AscendC::LocalTensor<float> verdict = verdict_out_.AllocTensor<float>();
-    AscendC::Duplicate(verdict, 0.0f, kBlockLanes);
+    AscendC::Duplicate(verdict, 0.0f, kGranule);
     Barrier();
     for (int64_t c = 1; c < columns_; ++c) {
       AscendC::Add(zeros_, zeros_, zeros_[c * kRepeatLanes], kRepeatLanes);
       Barrier();
     }
-    AscendC::WholeReduceSum(verdict, zeros_, kRepeatLanes, 1, 1, 1, kBlockLanes);
+    AscendC::WholeReduceSum(verdict, zeros_, kRepeatLanes, 1, 1, 1, kGranule);
     verdict_out_.EnQue(verdict);
     verdict = verdict_out_.DeQue<float>();
-    CopyRowsOut(to, verdict, 1, kBlockLanes, kBlockLanes);
+    CopyRowsOut(to, verdict, 1, kGranule, kGranule);
     verdict_out_.FreeTensor(verdict);
   }
 
