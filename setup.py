@@ -122,7 +122,7 @@ def units(torch_dir: Path) -> list[Unit]:
     ]
     isa_defines = [f"-DPAGED_BUILD_{isa.upper()}" for isa in isas()]
     found = [Unit("library", CSRC / "library.cpp", torch_flags)]
-    for source in sorted((CSRC / "cpu").glob("*.cpp")):
+    for source in sorted((CSRC / "cpu").rglob("*.cpp")):
         if not source.name.endswith(".isa.cpp"):
             found.append(Unit(f"cpu.{source.stem}", source, isa_defines))
             continue

@@ -285,7 +285,7 @@ PAGED_INLINE float sum(Vec x) { return _mm512_reduce_add_ps(x); }
 PAGED_INLINE float max(Vec x) { return _mm512_reduce_max_ps(x); }
 
 // Halves four times: first the vectors pairwise within 128-bit quarters, then the quarters.
-// cpu/transposed_keys.h adds in the same order.
+// cpu/attention/transposed_keys.h adds in the same order.
 PAGED_INLINE Vec sum_each(const Vec (&accs)[kLanes]) {
   Vec pairs[8];
 #pragma GCC unroll 8

@@ -10,9 +10,9 @@
 // score's bits are the same.
 #pragma once
 
-#include "cpu/amx.h"
-#include "cpu/piece.h"
-#include "cpu/weighted_pairs.h"
+#include "cpu/attention/amx.h"
+#include "cpu/attention/piece.h"
+#include "cpu/attention/weighted_pairs.h"
 
 namespace paged::cpu {
 namespace {

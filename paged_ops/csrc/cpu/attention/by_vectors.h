@@ -1,12 +1,12 @@
 // Attention to one piece by vector instructions, reading K and V where they lie.
 #pragma once
 
-#include "cpu/dot_products.h"
-#include "cpu/piece.h"
-#include "cpu/weighted_sum.h"
+#include "cpu/attention/dot_products.h"
+#include "cpu/attention/piece.h"
+#include "cpu/attention/weighted_sum.h"
 #if defined(PAGED_HAS_INTERLEAVED_ROWS)
-#include "cpu/transposed_keys.h"
-#include "cpu/weighted_pairs.h"
+#include "cpu/attention/transposed_keys.h"
+#include "cpu/attention/weighted_pairs.h"
 #endif
 
 namespace paged::cpu {

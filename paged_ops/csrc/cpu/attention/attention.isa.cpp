@@ -1,13 +1,13 @@
 // Paged attention of one row span, piece by piece: score, weigh, sum the values and fold.
 #include <math.h>
 
-#include "cpu/in_place.h"
+#include "cpu/attention/by_vectors.h"
+#include "cpu/attention/piece.h"
+#include "cpu/attention/row_span.h"
+#include "cpu/attention/softmax.h"
 #include "cpu/kernels.h"
-#include "cpu/piece.h"
-#include "cpu/row_span.h"
-#include "cpu/softmax.h"
 #if defined(PAGED_ISA_AMX)
-#include "cpu/by_tiles.h"
+#include "cpu/attention/by_tiles.h"
 #endif
 
 namespace paged::cpu::PAGED_ISA {

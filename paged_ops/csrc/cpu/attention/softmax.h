@@ -8,7 +8,7 @@
 #pragma once
 
 #include "cpu/kernels.h"
-#include "cpu/simd_math.h"
+#include "cpu/simd/simd_math.h"
 
 namespace paged::cpu {
 namespace {

@@ -15,11 +15,12 @@
 //   times_power_of_two(x, n)        x * 2^n for the integer n
 //
 // An ISA that multiplies pairs of bfloat16 defines PAGED_HAS_BF16_PAIRS, load_pairs and dot_pairs
-// too; one that also sums values in pairs, PAGED_HAS_INTERLEAVED_ROWS and what cpu/weighted_pairs.h
-// and cpu/transposed_keys.h take: load_units, store_units, broadcast_unit, interleave_rows,
-// narrow_pair and transpose_pairs; one that multiplies pairs of rows of four,
-// PAGED_HAS_BF16_QUADS, and instead of dot_pairs what cpu/quad_products.h takes; one with a matrix
-// unit, what cpu/by_tiles.h takes as well: transpose_rows, high_half and high_halves.
+// too; one that also sums values in pairs, PAGED_HAS_INTERLEAVED_ROWS and what
+// cpu/attention/weighted_pairs.h and cpu/attention/transposed_keys.h take: load_units, store_units,
+// broadcast_unit, interleave_rows, narrow_pair and transpose_pairs; one that multiplies pairs of
+// rows of four, PAGED_HAS_BF16_QUADS, and instead of dot_pairs what cpu/attention/quad_products.h
+// takes; one with a matrix unit, what cpu/attention/by_tiles.h takes as well: transpose_rows,
+// high_half and high_halves.
 #pragma once
 
 #include <cstdint>

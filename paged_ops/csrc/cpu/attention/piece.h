@@ -1,8 +1,8 @@
 // One piece of a sequence: its rows of K and V, and the softmax of some rows of queries over it.
 #pragma once
 
-#include "cpu/row_span.h"
-#include "cpu/softmax.h"
+#include "cpu/attention/row_span.h"
+#include "cpu/attention/softmax.h"
 
 namespace paged::cpu {
 namespace {

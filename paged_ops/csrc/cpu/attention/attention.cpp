@@ -11,9 +11,9 @@
 #include <new>
 #include <vector>
 
+#include "cpu/attention/row_span.h"
 #include "cpu/kernels.h"
 #include "cpu/ops.h"
-#include "cpu/row_span.h"
 
 namespace paged::cpu {
 namespace {
