@@ -13,6 +13,10 @@
 
 namespace paged::cpu {
 
+PAGED_INLINE constexpr int64_t round_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
 // Every sequence of keys is cut at multiples of this many. A piece is the unit of softmax: all its
 // scores are known before the first weight, each piece has a state of its own, and the states are
 // folded in order. The length depends neither on the batch nor on the number of threads, so the
@@ -71,23 +75,7 @@ struct GatherKvKernels {
                          float scale, float* to);
 };
 
-#define PAGED_DECLARE_ISA(isa)                          \
-  namespace isa {                                       \
-  extern const AttentionKernels attention_kernels;      \
-  extern const WriteKvKernels write_kv_kernels;         \
-  extern const GatherKvKernels gather_kv_kernels;       \
-  extern const MergeStatesKernels merge_states_kernels; \
-  }
-PAGED_DECLARE_ISA(generic)
-PAGED_DECLARE_ISA(avx2)
-PAGED_DECLARE_ISA(avx512)
-PAGED_DECLARE_ISA(avx512bf16)
-PAGED_DECLARE_ISA(amx)
-PAGED_DECLARE_ISA(neon)
-PAGED_DECLARE_ISA(neonbf16)
-#undef PAGED_DECLARE_ISA
-
-// One ISA's tables.
+// The tables of one variant; dispatch.cpp has them all.
 struct Isa {
   const char* name;
   const AttentionKernels* attention;

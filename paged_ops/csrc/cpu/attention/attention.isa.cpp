@@ -6,7 +6,7 @@
 #include "cpu/attention/row_span.h"
 #include "cpu/attention/softmax.h"
 #include "cpu/kernels.h"
-#if defined(PAGED_ISA_AMX)
+#if defined(PAGED_HAS_TILES)
 #include "cpu/attention/by_tiles.h"
 #endif
 
@@ -18,7 +18,7 @@ struct Use {
   using Type = Way;
 };
 
-#if !defined(PAGED_ISA_AMX)
+#if !defined(PAGED_HAS_TILES)
 // What a thread does before it attends and undoes after it.
 struct TileSession {
   PAGED_INLINE TileSession() {}
@@ -31,11 +31,11 @@ template <class F>
 PAGED_INLINE auto by_way(const AttentionParams& params, F f) {
   return by_cache_dtype(params.pool.dtype, [&](auto element) {
     using T = decltype(element);
-#if defined(PAGED_ISA_AMX)
+#if defined(PAGED_HAS_TILES)
     if constexpr (kIsBFloat16<T> || kIsQuantised<T>) {
       if (params.dtype == Dtype::kBFloat16) return f(Use<ByTiles<T>>{});
     }
-#elif defined(PAGED_HAS_INTERLEAVED_ROWS)
+#elif defined(PAGED_HAS_BF16_PAIRS) && defined(PAGED_HAS_FLOAT8_TABLES)
     // An int8 becomes a float as fast as a bfloat16.
     if constexpr (kIsFloat8<T>) {
       if (params.dtype == Dtype::kBFloat16) return f(Use<InPlace<Paired<T>>>{});

@@ -4,6 +4,7 @@
 // So a score has the same bits whichever rows and keys it is computed with.
 #pragma once
 
+#include "cpu/kernels.h"
 #include "cpu/simd/simd.h"
 
 namespace paged::cpu {
