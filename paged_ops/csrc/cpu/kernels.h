@@ -24,9 +24,6 @@ PAGED_INLINE constexpr int64_t round_up(int64_t n, int64_t multiple) {
 // outweigh one state (head_dim floats) by far, and a long sequence still feeds many threads.
 constexpr int64_t kPiece = 512;
 
-// Keys that are scored at a time.
-constexpr int64_t kTile = 64;
-
 // Rows that are scored, weighted and summed together. Their scores of one piece (64 KB) fit an L2
 // cache beside the panels.
 constexpr int64_t kBlockRows = 32;
@@ -40,11 +37,15 @@ struct RowSpan {
   int64_t num_rows;
 };
 
+// The pieces [begin, end) of a sequence.
+struct PieceRange {
+  int64_t begin;
+  int64_t end;
+};
+
 struct AttentionKernels {
   // Bytes of 64-byte aligned scratch memory that a thread needs for spans of at most `num_rows`.
   int64_t (*scratch_bytes)(const AttentionParams& params, int64_t num_rows);
-  // Floats of one piece's state for a span of `num_rows`: a multiple of 16.
-  int64_t (*state_floats)(const AttentionParams& params, int64_t num_rows);
   // Attends the span to all it sees and writes its output.
   void (*attend)(const AttentionParams& params, const RowSpan& span, void* scratch);
   // Attends the span to pieces [piece_begin, piece_end) and stores their states one by one.
