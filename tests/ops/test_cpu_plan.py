@@ -15,6 +15,9 @@ THREADS = (1, 2, 3, 8, 64)
 
 BALANCED = {
     "one long sequence, decode": Call((100_000,), (1,), num_kv_heads=1),
+    "one long sequence, decode of as many rows as are cut between keys": Call(
+        (60_000,), (2,), num_heads=64, num_kv_heads=1
+    ),
     "one long prefill": Call((8192,), (8192,)),
     "one long prefill of one head": Call((8192,), (8192,), num_heads=1, num_kv_heads=1),
     "a chunk after a long context": Call((40_000,), (256,)),
@@ -52,10 +55,10 @@ def attended(call: Call, made: Plan) -> Counter[tuple[int, int, int, int]]:
     )
 
 
-def pieces_seen(call: Call, sequence: int, block: int) -> range:
-    """Return the pieces that at least one row of a block sees."""
-    last_row = min(block + BLOCK_ROWS, call.query_lens[sequence] * call.group_size) - 1
-    begin, end = call.visible(sequence, block).start, call.visible(sequence, last_row).stop
+def pieces_seen(call: Call, sequence: int, row: int, num_rows: int = BLOCK_ROWS) -> range:
+    """Return the pieces that at least one of some rows sees."""
+    last_row = min(row + num_rows, call.query_lens[sequence] * call.group_size) - 1
+    begin, end = call.visible(sequence, row).start, call.visible(sequence, last_row).stop
     return range(begin // PIECE, -(-end // PIECE)) if begin < end else range(0)
 
 
@@ -111,6 +114,8 @@ def test_a_split_span_is_cut_between_pieces_with_room_for_the_state_of_each(
         first, last = tasks[0], tasks[-1]
         assert len({(task.sequence, task.kv_head, task.rows) for task in tasks}) == 1
         assert [task.piece_begin for task in tasks[1:]] == [task.piece_end for task in tasks[:-1]]
+        seen = pieces_seen(call, first.sequence, first.row_begin, first.num_rows)
+        assert range(first.piece_begin, last.piece_end) == seen
         assert all(task.pieces for task in tasks)
         assert {task.tasks_left for task in tasks} == {len(tasks)}
         assert first.states == free
