@@ -140,15 +140,14 @@ def _stored(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the cache and the scales of a pool that holds just these rows."""
     shape = 6, 4, 3
+    held = slots >= 0
     elements, row_scales = store.stored(rows)
     cache = torch.zeros(*shape, width, dtype=store.dtype)
-    cache.view(torch.uint8).flatten(0, 1)[slots[slots >= 0]] = elements.view(torch.uint8)[
-        slots >= 0
-    ]
+    cache.view(torch.uint8).flatten(0, 1)[slots[held]] = elements.view(torch.uint8)[held]
     if store.granularity == "none":
         return cache, None
     if store.granularity != "token":
         return cache, store.fixed_scale(shape[2])
     scale = torch.full(shape, math.nan)
-    scale.flatten(0, 1)[slots[slots >= 0]] = row_scales[slots >= 0]
+    scale.flatten(0, 1)[slots[held]] = row_scales[held]
     return cache, scale
