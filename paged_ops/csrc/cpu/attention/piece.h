@@ -17,7 +17,7 @@ constexpr int64_t kScoreStride = kPiece + 16;
 // Keys that a softmax, and a weighted sum, takes at a time; a multiple of what any engine takes.
 constexpr int64_t kChunk = 32;
 
-// Keys that are scored at a time where rows share a panel of them.
+// Keys that are scored at a time.
 constexpr int64_t kTile = 64;
 
 // Hands out parts of a thread's scratch memory, each on a cache line. From address 0 it measures

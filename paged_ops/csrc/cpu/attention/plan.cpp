@@ -1,3 +1,4 @@
+// Where a call is cut: by an estimate of what each part costs, so that threads finish together.
 #include "cpu/attention/plan.h"
 
 #include <algorithm>
