@@ -41,8 +41,10 @@ OP_HOST = ROOT / "op_host"
 # The oldest torch whose stable ABI has what the library calls (parallel_for, optional arguments).
 TORCH_TARGET = "2.10"
 
-# Each ISA variant and the flags that one source needs to become it. Order: least capable first.
-# The names are those PAGED_CPU_ISA takes and csrc/cpu/kernels.h declares.
+# The one list of ISA variants, least capable first, each with the flags that make a source one of
+# them. The names are those PAGED_CPU_ISA takes. C++ gets them as PAGED_EACH_ISA, and asks the
+# compiler, not the name, what a variant may use; csrc/cpu/dispatch.cpp adds how to tell whether the
+# machine runs it.
 X86_ISAS = {
     "generic": [],
     "avx2": ["-march=x86-64-v3"],
@@ -120,15 +122,15 @@ def units(torch_dir: Path) -> list[Unit]:
         f"-DTORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000",
         f"-isystem {torch_dir / 'include'}",
     ]
-    isa_defines = [f"-DPAGED_BUILD_{isa.upper()}" for isa in isas()]
+    each_isa = f"'-DPAGED_EACH_ISA(f)={' '.join(f'f({isa})' for isa in isas())}'"
     found = [Unit("library", CSRC / "library.cpp", torch_flags)]
-    for source in sorted((CSRC / "cpu").glob("*.cpp")):
+    for source in sorted((CSRC / "cpu").rglob("*.cpp")):
         if not source.name.endswith(".isa.cpp"):
-            found.append(Unit(f"cpu.{source.stem}", source, isa_defines))
+            found.append(Unit(f"cpu.{source.stem}", source, [each_isa]))
             continue
         stem = source.name.removesuffix(".isa.cpp")
         for isa, isa_flags in isas().items():
-            flags = [f"-DPAGED_ISA={isa}", f"-DPAGED_ISA_{isa.upper()}", *KERNEL_FLAGS, *isa_flags]
+            flags = [f"-DPAGED_ISA={isa}", *KERNEL_FLAGS, *isa_flags]
             found.append(Unit(f"cpu.{stem}.isa.{isa}", source, flags))
     for source in sorted([*(CSRC / "npu").glob("*.cpp"), *OP_HOST.glob("*.cpp")]):
         flags = [f"-I{ROOT}", *(torch_flags if source.stem == "library_npu" else [])]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
-from tests.driver.calls import State
-from tests.support.quantisation import QUANTISATIONS
+from tests.driver.calls import Pool, State
+from tests.support.quantisation import QUANTISATIONS, Quantisation
 from tests.support.sequences import (
     GARBAGE,
     Placement,
@@ -96,3 +97,57 @@ def states(dtype: torch.dtype) -> tuple[State, State]:
         lse[empty], out[empty] = -math.inf, math.nan
         pair.append((out, lse))
     return pair[0], pair[1]
+
+
+@dataclass(frozen=True)
+class QuantisedRows:
+    """New keys and values, the slots of a pool that they go to, and that pool before and after."""
+
+    key: Tensor
+    value: Tensor
+    slots: Tensor
+    empty: Pool
+    written: Pool
+
+
+def quantised_rows(dtype: torch.dtype) -> list[QuantisedRows]:
+    """Return rows for every kind of quantised pool, in every width."""
+    return [_rows(dtype, store, dims) for store in QUANTISATIONS for dims in HEAD_DIMS]
+
+
+def _rows(dtype: torch.dtype, store: Quantisation, head_dims: tuple[int, int]) -> QuantisedRows:
+    slots = torch.randperm(24, generator=torch.Generator().manual_seed(0))
+    slots[2] = -1
+    key, value = (normal((24, 3, width), dtype, seed=width) for width in head_dims)
+    for rows in (key, value):
+        rows[3] = 0.0
+        rows[7] *= 1000.0
+        rows[5, 1, 0], rows[9, 0, -1] = math.inf, -math.inf
+    pools = []
+    for stored in (slots[:0], slots):
+        caches, scales = [], {}
+        for name, rows in (("key_scale", key), ("value_scale", value)):
+            cache, scale = _stored(store, rows[: len(stored)], stored, rows.shape[2])
+            caches.append(cache)
+            if scale is not None:
+                scales[name] = scale
+        pools.append(Pool(*caches, scales))
+    return QuantisedRows(key, value, slots, *pools)
+
+
+def _stored(
+    store: Quantisation, rows: Tensor, slots: Tensor, width: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return the cache and the scales of a pool that holds just these rows."""
+    shape = 6, 4, 3
+    held = slots >= 0
+    elements, row_scales = store.stored(rows)
+    cache = torch.zeros(*shape, width, dtype=store.dtype)
+    cache.view(torch.uint8).flatten(0, 1)[slots[held]] = elements.view(torch.uint8)[held]
+    if store.granularity == "none":
+        return cache, None
+    if store.granularity != "token":
+        return cache, store.fixed_scale(shape[2])
+    scale = torch.full(shape, math.nan)
+    scale.flatten(0, 1)[slots[held]] = row_scales[held]
+    return cache, scale

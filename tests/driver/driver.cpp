@@ -66,11 +66,14 @@ class Tensor {
     return storage_ == nullptr ? nullptr : reinterpret_cast<T*>(storage_.get() + offset_);
   }
   Rows rows() const { return {data<char>(), strides_[0], strides_[1]}; }
-  Cache cache(const Tensor& scale) const {
+  Cache cache(const Tensor& scale, bool are_per_token) const {
     const Scales scales = {scale.data<float>(), scale.stride(0), scale.stride(1), scale.stride(2),
-                           true};
+                           are_per_token};
     return {data<char>(), shape_[3], strides_[0], strides_[1], strides_[2], scales};
   }
+  BlockTables table() const { return {data<int32_t>(), strides_[0], strides_[1]}; }
+  // The whole storage.
+  void write() const { std::fwrite(storage_.get(), 1, bytes_, stdout); }
   void make_undefined() const { VALGRIND_MAKE_MEM_UNDEFINED(storage_.get(), bytes_); }
 
  private:
@@ -101,10 +104,25 @@ cpu::ThreadPool threads(int64_t count) {
           }};
 }
 
+// The tensors of a pool, as every op takes them: caches, then their scales.
+struct PoolTensors {
+  Tensor key_cache, value_cache, key_scale, value_scale;
+
+  Pool pool(Dtype dtype, bool are_per_token) const {
+    return {dtype,
+            key_cache.shape(0),
+            key_cache.shape(1),
+            key_cache.shape(2),
+            key_cache.cache(key_scale, are_per_token),
+            value_cache.cache(value_scale, are_per_token)};
+  }
+};
+
 // To valgrind, all of a tensor of the pool is uninitialised but what belongs to tokens that the
-// sequences hold: `bytes` for each head at `at(block, offset, head)`.
-template <class At>
-void define_only_what_is_held(const AttentionParams& params, const Tensor& tensor,
+// sequences hold: `bytes` for each head at `at(block, offset, head)`. Params are those of an op
+// that reads sequences.
+template <class Params, class At>
+void define_only_what_is_held(const Params& params, const Tensor& tensor,
                               [[maybe_unused]] int64_t bytes, At at) {
   tensor.make_undefined();
   for (int64_t i = 0; i < params.batch; ++i) {
@@ -118,8 +136,9 @@ void define_only_what_is_held(const AttentionParams& params, const Tensor& tenso
   }
 }
 
-void define_only_what_is_held(const AttentionParams& params, const Cache& cache,
-                              const Tensor& elements, const Tensor& scales) {
+template <class Params>
+void define_only_what_is_held(const Params& params, const Cache& cache, const Tensor& elements,
+                              const Tensor& scales) {
   const int64_t element = element_size(params.pool.dtype);
   define_only_what_is_held(params, elements, cache.head_dim * element,
                            [&](int64_t block, int64_t offset, int64_t head) {
@@ -135,8 +154,12 @@ void define_only_what_is_held(const AttentionParams& params, const Cache& cache,
                            });
 }
 
-// The same for the entries of block tables.
-void define_only_what_is_needed(const AttentionParams& params, const Tensor& block_tables) {
+// The same for the pool, and for the entries of block tables.
+template <class Params>
+void define_only_what_is_needed(const Params& params, const PoolTensors& tensors,
+                                const Tensor& block_tables) {
+  define_only_what_is_held(params, params.pool.key, tensors.key_cache, tensors.key_scale);
+  define_only_what_is_held(params, params.pool.value, tensors.value_cache, tensors.value_scale);
   block_tables.make_undefined();
   for (int64_t i = 0; i < params.batch; ++i) {
     const int64_t needed =
@@ -158,16 +181,14 @@ void attention() {
   params.sliding_window = read<int64_t>();
   params.scale = static_cast<float>(read<double>());
   params.softcap = static_cast<float>(read<double>());
-  const Tensor query, key_cache, value_cache, block_tables, seq_lens, query_start_loc;
-  const Tensor alibi_slopes, sinks, key_scale, value_scale, tree_mask;
-  const int64_t head_dim_v = value_cache.shape(3);
+  const PoolTensors tensors;
+  const Tensor query, block_tables, seq_lens, query_start_loc, alibi_slopes, sinks, tree_mask;
+  const int64_t head_dim_v = tensors.value_cache.shape(3);
   const int64_t num_rows = query.shape(0) * query.shape(1);
   const Result output(num_rows * head_dim_v * element_size(params.dtype));
   const Result lse(num_rows * static_cast<int64_t>(sizeof(float)));
-  params.pool = {cache_dtype,        key_cache.shape(0),         key_cache.shape(1),
-                 key_cache.shape(2), key_cache.cache(key_scale), value_cache.cache(value_scale)};
-  params.block_tables = {block_tables.data<int32_t>(), block_tables.stride(0),
-                         block_tables.stride(1)};
+  params.pool = tensors.pool(cache_dtype, true);
+  params.block_tables = block_tables.table();
   params.seq_lens = seq_lens.data<int32_t>();
   params.query_start_loc = query_start_loc.data<int32_t>();
   params.batch = seq_lens.shape(0);
@@ -178,12 +199,54 @@ void attention() {
   params.alibi_slopes = alibi_slopes.data<float>();
   params.sinks = sinks.data<float>();
   params.tree_mask = {tree_mask.data<uint8_t>(), tree_mask.stride(0), tree_mask.stride(1)};
-  define_only_what_is_held(params, params.pool.key, key_cache, key_scale);
-  define_only_what_is_held(params, params.pool.value, value_cache, value_scale);
-  define_only_what_is_needed(params, block_tables);
+  define_only_what_is_needed(params, tensors, block_tables);
   cpu::attention(params, threads(num_threads));
   output.write();
   lse.write();
+}
+
+void write_kv() {
+  WriteKvParams params = {};
+  params.dtype = static_cast<Dtype>(read<int64_t>());
+  const auto cache_dtype = static_cast<Dtype>(read<int64_t>());
+  const auto num_threads = read<int64_t>();
+  const bool are_per_token = read<int64_t>() != 0;
+  const PoolTensors tensors;
+  const Tensor key, value, slot_mapping;
+  params.pool = tensors.pool(cache_dtype, are_per_token);
+  params.key = key.rows();
+  params.value = value.rows();
+  params.slot_mapping = slot_mapping.data<int64_t>();
+  params.num_tokens = slot_mapping.shape(0);
+  cpu::write_kv(params, threads(num_threads));
+  tensors.key_cache.write();
+  tensors.value_cache.write();
+  tensors.key_scale.write();
+  tensors.value_scale.write();
+}
+
+void gather_kv() {
+  GatherKvParams params = {};
+  params.dtype = static_cast<Dtype>(read<int64_t>());
+  const auto cache_dtype = static_cast<Dtype>(read<int64_t>());
+  const auto num_threads = read<int64_t>();
+  const auto num_tokens = read<int64_t>();
+  const PoolTensors tensors;
+  const Tensor block_tables, seq_lens;
+  params.pool = tensors.pool(cache_dtype, true);
+  params.block_tables = block_tables.table();
+  params.seq_lens = seq_lens.data<int32_t>();
+  params.batch = seq_lens.shape(0);
+  const int64_t num_rows = num_tokens * params.pool.num_kv_heads;
+  const int64_t head_dim = params.pool.key.head_dim, head_dim_v = params.pool.value.head_dim;
+  const Result key(num_rows * head_dim * element_size(params.dtype));
+  const Result value(num_rows * head_dim_v * element_size(params.dtype));
+  params.key = {key.memory.get(), params.pool.num_kv_heads * head_dim, head_dim};
+  params.value = {value.memory.get(), params.pool.num_kv_heads * head_dim_v, head_dim_v};
+  define_only_what_is_needed(params, tensors, block_tables);
+  cpu::gather_kv(params, threads(num_threads));
+  key.write();
+  value.write();
 }
 
 void merge_states() {
@@ -215,14 +278,12 @@ void merge_states() {
 }  // namespace paged
 
 int main() {
-  enum : int64_t { kAttention, kMergeStates };
+  void (*const ops[])() = {paged::attention, paged::write_kv, paged::gather_kv,
+                           paged::merge_states};  // in the order of calls.py
   char isa[16] = {};
   std::strncpy(isa, paged::cpu::selected_isa().name, sizeof(isa) - 1);
   std::fwrite(isa, 1, sizeof(isa), stdout);
   int64_t op;
-  while (std::fread(&op, sizeof(op), 1, stdin) == 1) {
-    if (op == kAttention) paged::attention();
-    if (op == kMergeStates) paged::merge_states();
-  }
+  while (std::fread(&op, sizeof(op), 1, stdin) == 1) ops[op]();
   return std::fflush(stdout);
 }

@@ -1,5 +1,6 @@
 // Intel's matrix unit in software, so that the kernels for it run where there is none: the tile
-// intrinsics that cpu/amx.h uses, and a dispatcher that finds the unit. Included ahead of a unit.
+// intrinsics that cpu/attention/amx.h uses, and a dispatcher that finds the unit. Included ahead of
+// a unit.
 //
 // A tile is 16 rows of 64 bytes, as TileSession configures it. The order of a sum's additions is
 // that of the manual: depth first, the pairs of a unit one after the other.

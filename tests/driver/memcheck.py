@@ -17,7 +17,17 @@ import torch
 
 from tests.driver import calls
 from tests.driver.build import program
-from tests.driver.cases import attention_cases, long_sequences, states, with_last_value
+from tests.driver.calls import Call, Results
+from tests.driver.cases import (
+    attention_cases,
+    long_sequences,
+    states,
+    with_last_value,
+)
+from tests.driver.suite import (
+    new_rows_become_the_nearest_elements_of_a_quantised_pool,
+    rows_of_a_quantised_pool_come_out_times_their_scales,
+)
 from tests.support.checks import assert_accurate, assert_merged
 from tests.support.sequences import DTYPES, Placement, place
 
@@ -28,19 +38,25 @@ VALGRIND = ("valgrind", "--quiet", "--error-exitcode=1", "--track-origins=yes")
 
 def check(isa: str, dtype: torch.dtype) -> None:
     """Make every call under valgrind, and hold the results against the reference."""
+
+    def run(made: list[Call]) -> list[Results]:
+        chosen, results = calls.run([*VALGRIND, str(program(platform.machine()))], made, isa)
+        assert chosen == isa
+        return results
+
     long = long_sequences(dtype)
     cases = [*attention_cases(dtype), (long, Placement())]
     a, b = states(dtype)
     made = [calls.attention(place(*case), num_threads=3) for case in cases]
     made.append(calls.merge_states(a, b, num_threads=2))
     made.append(calls.attention(place(with_last_value(long, math.inf), Placement())))
-    chosen, results = calls.run([*VALGRIND, str(program(platform.machine()))], made, isa)
-    assert chosen == isa
-    *attended, merged, _ = results  # infinities are no matter for the reference
+    *attended, merged, _ = run(made)  # infinities are no matter for the reference
     for (sequences, _), (output, lse) in zip(cases, attended, strict=True):
         assert_accurate(sequences, output, lse)
     assert_merged(a, b, *merged)
-    print(f"{isa}, {dtype}: {len(made)} calls, nothing uninitialised reaches a result")
+    new_rows_become_the_nearest_elements_of_a_quantised_pool(run, dtype)
+    rows_of_a_quantised_pool_come_out_times_their_scales(run, dtype)
+    print(f"{isa}, {dtype}: nothing uninitialised reaches a result")
 
 
 def main() -> None:

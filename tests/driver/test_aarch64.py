@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.driver import calls
 from tests.driver.build import ROOT, folder, program
-from tests.driver.calls import Call, State
+from tests.driver.calls import Call, Results
 from tests.driver.suite import CHECKS, Check
 from tests.support.checks import assert_accurate
 from tests.support.sequences import DTYPES, Placement, make_sequences, place
@@ -48,7 +48,7 @@ def emulated(driver: Path, cpu: str) -> list[str]:
     return [QEMU, "-L", LIBRARIES, "-cpu", cpu, str(driver)]
 
 
-def run(driver: Path, made: list[Call], isa: str) -> list[State]:
+def run(driver: Path, made: list[Call], isa: str) -> list[Results]:
     """Make the calls on a processor that has everything."""
     chosen, results = calls.run(emulated(driver, "max"), made, isa)
     assert chosen == isa

@@ -16,7 +16,7 @@ import torch
 
 from tests.driver import calls
 from tests.driver.build import ROOT, TILES, program
-from tests.driver.calls import Call, State
+from tests.driver.calls import Call, Results
 from tests.driver.suite import CHECKS, Check
 from tests.support.sequences import DTYPES
 
@@ -36,7 +36,7 @@ def driver() -> Path:
     return program(TILES)
 
 
-def run(driver: Path, made: list[Call]) -> list[State]:
+def run(driver: Path, made: list[Call]) -> list[Results]:
     chosen, results = calls.run([str(driver)], made, "amx")
     assert chosen == "amx"
     return results

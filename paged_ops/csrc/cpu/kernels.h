@@ -13,15 +13,16 @@
 
 namespace paged::cpu {
 
+PAGED_INLINE constexpr int64_t round_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
 // Every sequence of keys is cut at multiples of this many. A piece is the unit of softmax: all its
 // scores are known before the first weight, each piece has a state of its own, and the states are
 // folded in order. The length depends neither on the batch nor on the number of threads, so the
 // bits of a result don't either. The K and V of 512 keys (128 KB at head_dim 64 in float16)
 // outweigh one state (head_dim floats) by far, and a long sequence still feeds many threads.
 constexpr int64_t kPiece = 512;
-
-// Keys that are scored at a time.
-constexpr int64_t kTile = 64;
 
 // Rows that are scored, weighted and summed together. Their scores of one piece (64 KB) fit an L2
 // cache beside the panels.
@@ -36,11 +37,15 @@ struct RowSpan {
   int64_t num_rows;
 };
 
+// The pieces [begin, end) of a sequence.
+struct PieceRange {
+  int64_t begin;
+  int64_t end;
+};
+
 struct AttentionKernels {
   // Bytes of 64-byte aligned scratch memory that a thread needs for spans of at most `num_rows`.
   int64_t (*scratch_bytes)(const AttentionParams& params, int64_t num_rows);
-  // Floats of one piece's state for a span of `num_rows`: a multiple of 16.
-  int64_t (*state_floats)(const AttentionParams& params, int64_t num_rows);
   // Attends the span to all it sees and writes its output.
   void (*attend)(const AttentionParams& params, const RowSpan& span, void* scratch);
   // Attends the span to pieces [piece_begin, piece_end) and stores their states one by one.
@@ -71,23 +76,7 @@ struct GatherKvKernels {
                          float scale, float* to);
 };
 
-#define PAGED_DECLARE_ISA(isa)                          \
-  namespace isa {                                       \
-  extern const AttentionKernels attention_kernels;      \
-  extern const WriteKvKernels write_kv_kernels;         \
-  extern const GatherKvKernels gather_kv_kernels;       \
-  extern const MergeStatesKernels merge_states_kernels; \
-  }
-PAGED_DECLARE_ISA(generic)
-PAGED_DECLARE_ISA(avx2)
-PAGED_DECLARE_ISA(avx512)
-PAGED_DECLARE_ISA(avx512bf16)
-PAGED_DECLARE_ISA(amx)
-PAGED_DECLARE_ISA(neon)
-PAGED_DECLARE_ISA(neonbf16)
-#undef PAGED_DECLARE_ISA
-
-// One ISA's tables.
+// The tables of one variant; dispatch.cpp has them all.
 struct Isa {
   const char* name;
   const AttentionKernels* attention;

@@ -1,9 +1,11 @@
-// AVX-512 (x86-64-v4): 16 lanes, masked tails.
+// AVX-512 (x86-64-v4): 16 lanes, masked tails. With VBMI also lookups among 128 bytes, with BF16
+// products of pairs of bfloat16, with AMX a matrix unit.
 #pragma once
 
 #include <immintrin.h>
 
-#if defined(PAGED_ISA_AVX512BF16) || defined(PAGED_ISA_AMX)
+#if defined(__AVX512VBMI__)
+#define PAGED_HAS_FLOAT8_TABLES
 #include "cpu/simd/float8_tables.h"
 #endif
 
@@ -33,7 +35,7 @@ PAGED_INLINE Vec widen(__m128i bits, Int8) {
 PAGED_INLINE Vec widen(__m128i bits, Float8E5M2) {
   return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bits), 8));
 }
-#if defined(PAGED_ISA_AVX512BF16) || defined(PAGED_ISA_AMX)
+#if defined(PAGED_HAS_FLOAT8_TABLES)
 // The bfloat16 of float8 elements, looked up by byte: `bits` holds an element in both bytes of the
 // result, of which `high` and `low` say where they are; the other bytes stay.
 template <class T>
@@ -92,7 +94,7 @@ PAGED_INLINE Vec load_partial(const T* p, int64_t n) {
 PAGED_INLINE __m256i narrow(Vec x, Half) {
   return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-#if defined(PAGED_ISA_AVX512BF16) || defined(PAGED_ISA_AMX)
+#if defined(__AVX512BF16__)
 PAGED_INLINE __m256i narrow(Vec x, BFloat16) { return (__m256i)_mm512_cvtneps_pbh(x); }
 #else
 PAGED_INLINE __m256i narrow(Vec x, BFloat16) {
@@ -168,7 +170,7 @@ PAGED_INLINE void transpose_pairs(const BFloat16* const (&rows)[kLanes], int32_t
   transpose_units([&](int j, int i) { return rows[j] + 2 * i; }, out, out_stride);
 }
 
-#if defined(PAGED_ISA_AVX512BF16) || defined(PAGED_ISA_AMX)
+#if defined(__AVX512BF16__)
 #define PAGED_HAS_BF16_PAIRS
 #define PAGED_HAS_INTERLEAVED_ROWS
 
@@ -196,6 +198,7 @@ PAGED_INLINE IntVec pairs_of(__m256i bits, Int8) {
   return narrow_pair(widen(_mm256_castsi256_si128(bits), Int8{}),
                      widen(_mm256_extracti128_si256(bits, 1), Int8{}));
 }
+#if defined(PAGED_HAS_FLOAT8_TABLES)
 // The same of a row of float8.
 template <class T>
 PAGED_INLINE IntVec pairs_of(__m256i bits, T) {
@@ -203,6 +206,7 @@ PAGED_INLINE IntVec pairs_of(__m256i bits, T) {
   const __m512i twice = _mm512_or_si512(words, _mm512_slli_epi16(words, 8));
   return (IntVec)look_up_bfloat16<T>(twice, 0xaaaaaaaaaaaaaaaa, 0x5555555555555555);
 }
+#endif
 template <class T>
 PAGED_INLINE IntVec load_pairs(const T* p, int64_t n) {
   static_assert(kIsQuantised<T>);
@@ -210,9 +214,26 @@ PAGED_INLINE IntVec load_pairs(const T* p, int64_t n) {
   const uint32_t first = n > 0 ? (1u << n) - 1 : 0;
   return pairs_of(_mm256_maskz_loadu_epi8(first, p), T{});
 }
+// The pairs of each of 32 columns of two rows, of which the first num_a and num_b are there.
+template <class T>
+PAGED_INLINE void interleave_rows(const T* a, int64_t num_a, const T* b, int64_t num_b,
+                                  IntVec (&pairs)[2]) {
+  const __m512i first = (__m512i)load_pairs(a, num_a);
+  const __m512i second = (__m512i)load_pairs(b, num_b);
+  const __m512i low = _mm512_unpacklo_epi16(first, second);
+  const __m512i high = _mm512_unpackhi_epi16(first, second);
+  const __m512i begin = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+  const __m512i end = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  pairs[0] = (IntVec)_mm512_permutex2var_epi64(low, begin, high);
+  pairs[1] = (IntVec)_mm512_permutex2var_epi64(low, end, high);
+}
+// Lane by lane: c + a.first * b.first + a.second * b.second.
+PAGED_INLINE Vec dot_pairs(IntVec a, IntVec b, Vec c) {
+  return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+}
+#endif
 
-#define PAGED_HAS_FLOAT8_TABLES
-
+#if defined(PAGED_HAS_FLOAT8_TABLES)
 // 64 elements of float8 as bfloat16, after `order` has moved their bytes: words[0] takes the first
 // eight bytes of each 128-bit quarter, words[1] the last eight.
 template <class T>
@@ -262,30 +283,17 @@ PAGED_INLINE void load_four(const T* p, Vec* out) {
     out[2 * i + 1] = (Vec)_mm512_unpackhi_epi16(_mm512_setzero_si512(), words[i]);
   }
 }
-// The pairs of each of 32 columns of two rows, of which the first num_a and num_b are there.
-template <class T>
-PAGED_INLINE void interleave_rows(const T* a, int64_t num_a, const T* b, int64_t num_b,
-                                  IntVec (&pairs)[2]) {
-  const __m512i first = (__m512i)load_pairs(a, num_a);
-  const __m512i second = (__m512i)load_pairs(b, num_b);
-  const __m512i low = _mm512_unpacklo_epi16(first, second);
-  const __m512i high = _mm512_unpackhi_epi16(first, second);
-  const __m512i begin = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-  const __m512i end = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-  pairs[0] = (IntVec)_mm512_permutex2var_epi64(low, begin, high);
-  pairs[1] = (IntVec)_mm512_permutex2var_epi64(low, end, high);
-}
-// Lane by lane: c + a.first * b.first + a.second * b.second.
-PAGED_INLINE Vec dot_pairs(IntVec a, IntVec b, Vec c) {
-  return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
-}
+#endif
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__)
+#define PAGED_HAS_TILES
 #endif
 
 PAGED_INLINE float sum(Vec x) { return _mm512_reduce_add_ps(x); }
 PAGED_INLINE float max(Vec x) { return _mm512_reduce_max_ps(x); }
 
 // Halves four times: first the vectors pairwise within 128-bit quarters, then the quarters.
-// cpu/transposed_keys.h adds in the same order.
+// cpu/attention/transposed_keys.h adds in the same order.
 PAGED_INLINE Vec sum_each(const Vec (&accs)[kLanes]) {
   Vec pairs[8];
 #pragma GCC unroll 8

@@ -50,7 +50,7 @@ PAGED_INLINE void store(float* p, Vec x) { vst1q_f32(p, x); }
 PAGED_INLINE void store(Half* p, Vec x) {
   vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(x)));
 }
-#if defined(PAGED_ISA_NEONBF16)
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 PAGED_INLINE void store(BFloat16* p, Vec x) {
   vst1_u16(&p->bits, vreinterpret_u16_bf16(vcvt_bf16_f32(x)));
 }
@@ -60,7 +60,7 @@ PAGED_INLINE void store(BFloat16* p, Vec x) {
 }
 #endif
 
-#if defined(PAGED_ISA_NEONBF16)
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define PAGED_HAS_BF16_PAIRS
 #define PAGED_HAS_BF16_QUADS
 

@@ -1,12 +1,16 @@
-// Attention to one piece by vector instructions, reading K and V where they lie.
+// Attention to one piece by vector instructions.
+//
+// K and V are read where they lie, but for bfloat16 where more rows than a block see them and the
+// ISA interleaves rows: these blocks share panels of K and V, packed once. A result's bits are the
+// same.
 #pragma once
 
-#include "cpu/dot_products.h"
-#include "cpu/piece.h"
-#include "cpu/weighted_sum.h"
+#include "cpu/attention/dot_products.h"
+#include "cpu/attention/piece.h"
+#include "cpu/attention/weighted_sum.h"
 #if defined(PAGED_HAS_INTERLEAVED_ROWS)
-#include "cpu/transposed_keys.h"
-#include "cpu/weighted_pairs.h"
+#include "cpu/attention/transposed_keys.h"
+#include "cpu/attention/weighted_pairs.h"
 #endif
 
 namespace paged::cpu {
@@ -14,11 +18,11 @@ namespace {
 
 // How keys are multiplied with prepared queries: where they lie.
 template <class T>
-class Scores {
+class KeyProducts {
  public:
   using Query = typename Products<T>::Query;
 
-  PAGED_INLINE Scores(const AttentionParams& params, Memory&)
+  PAGED_INLINE KeyProducts(const AttentionParams& params, Arena&)
       : head_dim_(params.pool.key.head_dim) {}
 
   // Prepares for a span of `num_rows` rows.
@@ -39,12 +43,12 @@ class Scores {
 // Blocks of rows share a panel of transposed keys; a single block reads them where they lie, once
 // they are asked for.
 template <>
-class Scores<BFloat16> {
+class KeyProducts<BFloat16> {
  public:
-  PAGED_INLINE Scores(const AttentionParams& params, Memory& memory)
+  PAGED_INLINE KeyProducts(const AttentionParams& params, Arena& arena)
       : head_dim_(params.pool.key.head_dim),
         steps_(prepared_stride<BFloat16>(head_dim_) / Products<BFloat16>::kStep),
-        panel_{memory.take<int32_t>(kPiece * kLanes * steps_), steps_} {}
+        panel_{arena.take<int32_t>(kPiece * kLanes * steps_), steps_} {}
 
   PAGED_INLINE void look_up(const RowStream<BFloat16>& stream, int64_t num_rows) {
     is_packed_ = num_rows > kBlockRows;
@@ -73,7 +77,7 @@ class Scores<BFloat16> {
 template <class T>
 class ValueSums {
  public:
-  PAGED_INLINE ValueSums(const AttentionParams& params, Memory&)
+  PAGED_INLINE ValueSums(const AttentionParams& params, Arena&)
       : head_dim_(params.pool.value.head_dim), columns_(columns_of(params)) {}
 
   // Prepares for a span of `num_rows` rows.
@@ -105,10 +109,10 @@ class ValueSums {
 template <>
 class ValueSums<BFloat16> {
  public:
-  PAGED_INLINE ValueSums(const AttentionParams& params, Memory& memory)
+  PAGED_INLINE ValueSums(const AttentionParams& params, Arena& arena)
       : head_dim_(params.pool.value.head_dim),
         columns_(columns_of(params)),
-        panel_{memory.take<int32_t>(kPiece / 2 * columns_), columns_} {}
+        panel_{arena.take<int32_t>(kPiece / 2 * columns_), columns_} {}
 
   PAGED_INLINE void look_up(const RowStream<BFloat16>& stream, int64_t num_rows) {
     is_packed_ = num_rows > kBlockRows;
@@ -159,17 +163,17 @@ class ValueSums<BFloat16> {
 
 // T is the cache's element type, and that of the queries unless the cache is quantised.
 template <class T>
-class InPlace {
+class ByVectors {
  public:
-  PAGED_INLINE InPlace(const AttentionParams& params, Memory memory)
+  PAGED_INLINE ByVectors(const AttentionParams& params, Arena arena)
       : columns_(columns_of(params)),
-        queries_(memory.take<Query>(kBlockRows * prepared_stride<T>(params.pool.key.head_dim))),
-        scores_(memory.take<float>(kBlockRows * kScoreStride)),
-        values_(memory.take<float>(kBlockRows * columns_)),
-        stream_(params, memory),
-        products_(params, memory),
-        sums_(params, memory),
-        end_(memory.address()) {}
+        queries_(arena.take<Query>(kBlockRows * prepared_stride<T>(params.pool.key.head_dim))),
+        scores_(arena.take<float>(kBlockRows * kScoreStride)),
+        values_(arena.take<float>(kBlockRows * columns_)),
+        stream_(params, arena),
+        products_(params, arena),
+        sums_(params, arena),
+        end_(arena.address()) {}
 
   // Prepares for rows of the span; false if it sees no key of the piece.
   bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece) {
@@ -262,7 +266,7 @@ class InPlace {
   float* scores_;   // [kBlockRows][kScoreStride]
   float* values_;   // [kBlockRows][columns_]
   RowStream<T> stream_;
-  Scores<T> products_;
+  KeyProducts<T> products_;
   ValueSums<T> sums_;
   uintptr_t end_;
   bool is_read_once_ = false;

@@ -7,8 +7,8 @@
 // each four first and third, second and fourth, then both; then neighbouring fours, then both.
 #pragma once
 
-#include "cpu/dot_products.h"
-#include "cpu/piece.h"
+#include "cpu/attention/dot_products.h"
+#include "cpu/attention/piece.h"
 
 namespace paged::cpu {
 namespace {

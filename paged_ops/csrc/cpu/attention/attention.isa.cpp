@@ -1,47 +1,44 @@
 // Paged attention of one row span, piece by piece: score, weigh, sum the values and fold.
 #include <math.h>
 
-#include "cpu/in_place.h"
+#include <type_traits>
+
+#include "cpu/attention/by_vectors.h"
+#include "cpu/attention/piece.h"
+#include "cpu/attention/row_span.h"
+#include "cpu/attention/softmax.h"
 #include "cpu/kernels.h"
-#include "cpu/piece.h"
-#include "cpu/row_span.h"
-#include "cpu/softmax.h"
-#if defined(PAGED_ISA_AMX)
-#include "cpu/by_tiles.h"
+#if defined(PAGED_HAS_TILES)
+#include "cpu/attention/by_tiles.h"
 #endif
 
 namespace paged::cpu::PAGED_ISA {
 namespace {
 
-template <class Way>
-struct Use {
-  using Type = Way;
-};
-
-#if !defined(PAGED_ISA_AMX)
+#if !defined(PAGED_HAS_TILES)
 // What a thread does before it attends and undoes after it.
 struct TileSession {
   PAGED_INLINE TileSession() {}
 };
 #endif
 
-// Calls f with the way of attending that the dtypes ask for: one way for all spans, so that a row's
-// bits don't depend on whether it came as decode or as prefill.
+// Calls f with the type of the engine that the dtypes ask for: one engine for all spans, so that a
+// row's bits don't depend on whether it came as decode or as prefill.
 template <class F>
-PAGED_INLINE auto by_way(const AttentionParams& params, F f) {
+PAGED_INLINE auto by_engine(const AttentionParams& params, F f) {
   return by_cache_dtype(params.pool.dtype, [&](auto element) {
     using T = decltype(element);
-#if defined(PAGED_ISA_AMX)
+#if defined(PAGED_HAS_TILES)
     if constexpr (kIsBFloat16<T> || kIsQuantised<T>) {
-      if (params.dtype == Dtype::kBFloat16) return f(Use<ByTiles<T>>{});
+      if (params.dtype == Dtype::kBFloat16) return f(std::type_identity<ByTiles<T>>{});
     }
-#elif defined(PAGED_HAS_INTERLEAVED_ROWS)
+#elif defined(PAGED_HAS_BF16_PAIRS) && defined(PAGED_HAS_FLOAT8_TABLES)
     // An int8 becomes a float as fast as a bfloat16.
     if constexpr (kIsFloat8<T>) {
-      if (params.dtype == Dtype::kBFloat16) return f(Use<InPlace<Paired<T>>>{});
+      if (params.dtype == Dtype::kBFloat16) return f(std::type_identity<ByVectors<Paired<T>>>{});
     }
 #endif
-    return f(Use<InPlace<T>>{});
+    return f(std::type_identity<ByVectors<T>>{});
   });
 }
 
@@ -54,14 +51,14 @@ PAGED_INLINE bool all_finite(const float* values, int64_t count) {
 }
 
 // Attends one row to one piece, whatever infinities and NaN there are among what it sees.
-template <class Way>
-void attend_row(const AttentionParams& params, const RowSpan& row, int64_t piece, Memory memory,
+template <class Engine>
+void attend_row(const AttentionParams& params, const RowSpan& row, int64_t piece, Arena arena,
                 const State& state) {
-  Way way(params, memory);
-  if (!way.look_up(params, row, piece)) return;
+  Engine engine(params, arena);
+  if (!engine.look_up(params, row, piece)) return;
   RowSoftmax softmax;
-  way.attend(params, row, piece, in_piece(span_visible(params, row), piece), &softmax);
-  fold_row(state, 0, softmax, way.values());
+  engine.attend(params, row, piece, in_piece(span_visible(params, row), piece), &softmax);
+  fold_row(state, 0, softmax, engine.values());
 }
 
 // Attends the span to one piece and folds the result into its state.
@@ -69,11 +66,11 @@ void attend_row(const AttentionParams& params, const RowSpan& row, int64_t piece
 // Rows that don't see a key have the weight 0 for it, and 0 times infinity or NaN is NaN. So where
 // any result is not finite, rows are attended one by one to just the keys that they see. A row's
 // result depends on nothing else in either case.
-template <class Way>
-void attend_piece(const AttentionParams& params, const RowSpan& span, int64_t piece, Memory memory,
+template <class Engine>
+void attend_piece(const AttentionParams& params, const RowSpan& span, int64_t piece, Arena arena,
                   const State& state) {
-  Way way(params, memory);
-  if (!way.look_up(params, span, piece)) return;
+  Engine engine(params, arena);
+  if (!engine.look_up(params, span, piece)) return;
   const int64_t columns = columns_of(params);
   bool is_ready = true;
   for (int64_t r = 0; r < span.num_rows; r += kBlockRows) {
@@ -81,16 +78,16 @@ void attend_piece(const AttentionParams& params, const RowSpan& span, int64_t pi
     const RowSpan rows = {span.sequence, span.kv_head, span.row_begin + r, num_rows};
     const Visible keys = in_piece(span_visible(params, rows), piece);
     if (keys.first >= keys.last) continue;
-    if (!is_ready) way.look_up(params, span, piece);
+    if (!is_ready) engine.look_up(params, span, piece);
     RowSoftmax softmax[kBlockRows];
-    way.attend(params, rows, piece, keys, softmax);
-    is_ready = all_finite(way.values(), num_rows * columns);
+    engine.attend(params, rows, piece, keys, softmax);
+    is_ready = all_finite(engine.values(), num_rows * columns);
     for (int64_t i = 0; i < num_rows; ++i) {
       if (is_ready) {
-        fold_row(state, r + i, softmax[i], way.values() + i * columns);
+        fold_row(state, r + i, softmax[i], engine.values() + i * columns);
       } else {
         const RowSpan row = {span.sequence, span.kv_head, rows.row_begin + i, 1};
-        attend_row<Way>(params, row, piece, memory, state.from(r + i));
+        attend_row<Engine>(params, row, piece, arena, state.from(r + i));
       }
     }
   }
@@ -131,85 +128,81 @@ void finish(const AttentionParams& params, const RowSpan& span, const State& sta
   by_dtype(params.dtype, [&](auto element) { finish_as<decltype(element)>(params, span, state); });
 }
 
-int64_t floats_per_state(const AttentionParams& params, int64_t num_rows) {
-  return state_floats(num_rows, columns_of(params));
-}
-
 // The state of a span comes first in its scratch memory, what the engines work in after it.
-PAGED_INLINE State take_state(const AttentionParams& params, int64_t num_rows, Memory& memory) {
-  float* state = memory.take<float>(floats_per_state(params, num_rows));
+PAGED_INLINE State take_state(const AttentionParams& params, int64_t num_rows, Arena& arena) {
+  float* state = arena.take<float>(floats_per_state(params, num_rows));
   return state_at(state, num_rows, columns_of(params));
 }
 
-template <class Way>
+template <class Engine>
 int64_t scratch_bytes_for(const AttentionParams& params, int64_t num_rows) {
-  const Way way(params, Memory(nullptr));
+  const Engine engine(params, Arena(nullptr));
   return floats_per_state(params, num_rows) * static_cast<int64_t>(sizeof(float)) +
-         static_cast<int64_t>(way.end());
+         static_cast<int64_t>(engine.end());
 }
 
-template <class Way>
+template <class Engine>
 void attend_span(const AttentionParams& params, const RowSpan& span, void* scratch) {
   [[maybe_unused]] const TileSession session;
-  Memory memory(scratch);
-  const State state = take_state(params, span.num_rows, memory);
+  Arena arena(scratch);
+  const State state = take_state(params, span.num_rows, arena);
   const PieceRange pieces = pieces_of(span_visible(params, span));
   clear(state, span.num_rows);
   for (int64_t piece = pieces.begin; piece < pieces.end; ++piece) {
-    attend_piece<Way>(params, span, piece, memory, state);
+    attend_piece<Engine>(params, span, piece, arena, state);
   }
   finish(params, span, state);
 }
 
-template <class Way>
+template <class Engine>
 void attend_span_pieces(const AttentionParams& params, const RowSpan& span, int64_t piece_begin,
                         int64_t piece_end, float* states, void* scratch) {
   [[maybe_unused]] const TileSession session;
-  const int64_t stride = columns_of(params);
+  const int64_t columns = columns_of(params);
   for (int64_t piece = piece_begin; piece < piece_end; ++piece) {
-    const State state = state_at(states, span.num_rows, stride);
+    const State state = state_at(states, span.num_rows, columns);
     clear(state, span.num_rows);
-    attend_piece<Way>(params, span, piece, Memory(scratch), state);
-    states += state_floats(span.num_rows, stride);
+    attend_piece<Engine>(params, span, piece, Arena(scratch), state);
+    states += state_floats(span.num_rows, columns);
   }
 }
 
 void combine(const AttentionParams& params, const RowSpan& span, int64_t num_pieces,
              float* states) {
-  const int64_t stride = columns_of(params);
-  const State total = state_at(states, span.num_rows, stride);
+  const int64_t columns = columns_of(params);
+  const State total = state_at(states, span.num_rows, columns);
   for (int64_t piece = 1; piece < num_pieces; ++piece) {
     const State more =
-        state_at(states + piece * state_floats(span.num_rows, stride), span.num_rows, stride);
+        state_at(states + piece * state_floats(span.num_rows, columns), span.num_rows, columns);
     for (int64_t r = 0; r < span.num_rows; ++r) {
-      fold_row(total, r, {more.max[r], more.sum[r]}, more.acc + r * stride);
+      fold_row(total, r, {more.max[r], more.sum[r]}, more.acc + r * columns);
     }
   }
   finish(params, span, total);
 }
 
 int64_t scratch_bytes(const AttentionParams& params, int64_t num_rows) {
-  return by_way(params, [&](auto way) {
-    return scratch_bytes_for<typename decltype(way)::Type>(params, num_rows);
+  return by_engine(params, [&](auto engine) {
+    return scratch_bytes_for<typename decltype(engine)::type>(params, num_rows);
   });
 }
 
 void attend(const AttentionParams& params, const RowSpan& span, void* scratch) {
-  by_way(params,
-         [&](auto way) { attend_span<typename decltype(way)::Type>(params, span, scratch); });
+  by_engine(params, [&](auto engine) {
+    attend_span<typename decltype(engine)::type>(params, span, scratch);
+  });
 }
 
 void attend_pieces(const AttentionParams& params, const RowSpan& span, int64_t piece_begin,
                    int64_t piece_end, float* states, void* scratch) {
-  by_way(params, [&](auto way) {
-    attend_span_pieces<typename decltype(way)::Type>(params, span, piece_begin, piece_end, states,
-                                                     scratch);
+  by_engine(params, [&](auto engine) {
+    attend_span_pieces<typename decltype(engine)::type>(params, span, piece_begin, piece_end,
+                                                        states, scratch);
   });
 }
 
 }  // namespace
 
-extern const AttentionKernels attention_kernels = {scratch_bytes, floats_per_state, attend,
-                                                   attend_pieces, combine};
+extern const AttentionKernels attention_kernels = {scratch_bytes, attend, attend_pieces, combine};
 
 }  // namespace paged::cpu::PAGED_ISA

@@ -1,8 +1,8 @@
 // Merges two attention results over disjoint sets of keys by their lse.
 #include <math.h>
 
+#include "cpu/attention/softmax.h"
 #include "cpu/kernels.h"
-#include "cpu/softmax.h"
 
 namespace paged::cpu::PAGED_ISA {
 namespace {

@@ -1,6 +1,6 @@
 // One row of new K or V becomes a row of a quantised cache.
 #include "cpu/kernels.h"
-#include "cpu/quantise.h"
+#include "cpu/rows/quantise.h"
 
 namespace paged::cpu::PAGED_ISA {
 namespace {

@@ -4,7 +4,8 @@
 // So a score has the same bits whichever rows and keys it is computed with.
 #pragma once
 
-#include "cpu/simd.h"
+#include "cpu/kernels.h"
+#include "cpu/simd/simd.h"
 
 namespace paged::cpu {
 namespace {
@@ -179,5 +180,5 @@ PAGED_INLINE void dot_products(const typename Products<T>::Query* queries, int64
 }  // namespace paged::cpu
 
 #if defined(PAGED_HAS_BF16_QUADS)
-#include "cpu/quad_products.h"  // of bfloat16
+#include "cpu/attention/quad_products.h"  // of bfloat16
 #endif

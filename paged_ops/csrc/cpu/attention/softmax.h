@@ -7,20 +7,10 @@
 // fold of two states is that of FlashAttention, Dao et al., arXiv 2205.14135.
 #pragma once
 
-#include "cpu/kernels.h"
-#include "cpu/simd_math.h"
+#include "cpu/attention/score.h"
 
 namespace paged::cpu {
 namespace {
-
-constexpr float kMinusInf = -__builtin_inff();
-
-// Indices 0, 1, 2, ... by lane.
-PAGED_INLINE IntVec lane_indices() {
-  IntVec lanes;
-  for (int i = 0; i < kLanes; ++i) lanes[i] = i;
-  return lanes;
-}
 
 // The states of some rows over one set of keys: a view of state_floats(num_rows, acc_stride)
 // floats.
@@ -35,11 +25,6 @@ struct State {
     return {max + row, sum + row, acc + row * acc_stride, acc_stride};
   }
 };
-
-// Both are multiples of 16, so that consecutive states start on cache lines.
-PAGED_INLINE constexpr int64_t state_floats(int64_t num_rows, int64_t acc_stride) {
-  return 2 * round_up(num_rows, 16) + num_rows * acc_stride;
-}
 
 PAGED_INLINE State state_at(float* memory, int64_t num_rows, int64_t acc_stride) {
   const int64_t padded = round_up(num_rows, 16);
@@ -60,24 +45,6 @@ PAGED_INLINE float weight_of(float a, float b) {
   return exp(broadcast(a - b))[0];
 }
 
-// How a dot product becomes a score: scale, softcap, ALiBi, in this order.
-struct ScoreRule {
-  float scale;
-  float softcap;       // 0: off
-  float alibi_slope;   // 0: off
-  float key_distance;  // position of the tile's first key minus that of the query
-};
-
-PAGED_INLINE Vec score(const ScoreRule& rule, Vec dot, IntVec key) {
-  Vec s = dot * rule.scale;
-  if (rule.softcap > 0.0f) s = tanh(s / rule.softcap) * rule.softcap;
-  if (rule.alibi_slope != 0.0f) {
-    const Vec distance = __builtin_convertvector(key, Vec) + rule.key_distance;
-    s = fma(broadcast(rule.alibi_slope), distance, s);
-  }
-  return s;
-}
-
 // A row's softmax over one piece: m and l of the invariant above, and by how much the weighted sum
 // that comes with it is too small: the weights are rounded for it, so it is divided by their sum
 // as rounded and multiplied by l.
@@ -86,64 +53,6 @@ struct RowSoftmax {
   float sum;
   float correction = 1.0f;
 };
-
-// Where a row's softmax over one piece is computed: dot products, then scores, of keys [begin,
-// end), multiples of 2 * kLanes, of which the row sees [first, last).
-struct RowScores {
-  float* scores;
-  int64_t begin;
-  int64_t end;
-  int64_t first;
-  int64_t last;
-};
-
-// Whether keys i, i + 1, ... of a vector are seen.
-PAGED_INLINE IntVec seen(const RowScores& row, IntVec keys) {
-  return (keys >= static_cast<int32_t>(row.first)) & (keys < static_cast<int32_t>(row.last));
-}
-
-// Multiplies the dot products by factors of the keys.
-PAGED_INLINE void multiply(const RowScores& row, const float* factors) {
-  for (int64_t i = row.begin; i < row.end; i += kLanes) {
-    store(row.scores + i, load(row.scores + i) * load(factors + i));
-  }
-}
-
-PAGED_INLINE float largest(const RowScores& row) {
-  Vec top = broadcast(kMinusInf);
-  for (int64_t i = row.begin; i < row.end; i += kLanes) top = larger(load(row.scores + i), top);
-  return max(top);
-}
-
-// Turns dot products into scores, -inf for keys that aren't seen, and returns the largest.
-PAGED_INLINE float score_row(const RowScores& row, const ScoreRule& rule) {
-  const IntVec lanes = lane_indices();
-  Vec top = broadcast(kMinusInf);
-  for (int64_t i = row.begin; i < row.end; i += kLanes) {
-    const IntVec keys = lanes + static_cast<int32_t>(i);
-    const Vec s = seen(row, keys) ? score(rule, load(row.scores + i), keys) : broadcast(kMinusInf);
-    store(row.scores + i, s);
-    top = larger(s, top);
-  }
-  return max(top);
-}
-
-// The same where a score is a positive scale times the dot product: leaves the dot products, -inf
-// for keys that aren't seen, and returns the largest.
-PAGED_INLINE float largest_product(const RowScores& row) {
-  const IntVec lanes = lane_indices();
-  Vec top = broadcast(kMinusInf);
-  for (int64_t i = row.begin; i < row.end; i += kLanes) {
-    Vec dot = load(row.scores + i);
-    if (i < row.first || i + kLanes > row.last) {
-      const IntVec keys = lanes + static_cast<int32_t>(i);
-      dot = seen(row, keys) ? dot : broadcast(kMinusInf);
-      store(row.scores + i, dot);
-    }
-    top = larger(dot, top);
-  }
-  return max(top);
-}
 
 // Turns scores, in multiples of `scale`, into weights relative to the largest, `top`, and returns
 // their sum. The weights go to store_weights(key, kLanes weights, kLanes weights).

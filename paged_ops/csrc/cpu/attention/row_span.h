@@ -1,8 +1,8 @@
-// The geometry of a row span: which query row is which, and which keys it sees.
+// The geometry of a row span: which query row is which, which keys it sees, and how large its state
+// is.
 #pragma once
 
 #include "cpu/kernels.h"
-#include "params.h"
 
 namespace paged::cpu {
 namespace {
@@ -40,15 +40,26 @@ PAGED_INLINE Visible span_visible(const AttentionParams& params, const RowSpan& 
   return {first.first, last.last};
 }
 
-// The pieces of kPiece keys that hold `keys`: [begin, end).
-struct PieceRange {
-  int64_t begin;
-  int64_t end;
-};
-
+// The pieces of kPiece keys that hold `keys`.
 PAGED_INLINE PieceRange pieces_of(const Visible& keys) {
   if (keys.first >= keys.last) return {0, 0};
   return {keys.first / kPiece, (keys.last + kPiece - 1) / kPiece};
+}
+
+// Floats of an accumulator, the weighted sum of one row's values: whole steps of what any engine
+// takes.
+PAGED_INLINE int64_t columns_of(const AttentionParams& params) {
+  constexpr int64_t kColumnStep = 32;
+  return round_up(params.pool.value.head_dim, kColumnStep);
+}
+
+// Floats of the state of `num_rows` rows over one piece: `max` and `sum`, then an accumulator for
+// each row. All of them are multiples of 16, so that consecutive states start on cache lines.
+PAGED_INLINE constexpr int64_t state_floats(int64_t num_rows, int64_t columns) {
+  return 2 * round_up(num_rows, 16) + num_rows * columns;
+}
+inline int64_t floats_per_state(const AttentionParams& params, int64_t num_rows) {
+  return state_floats(num_rows, columns_of(params));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // One row of a quantised cache becomes floats again.
 #include "cpu/kernels.h"
-#include "cpu/simd.h"
+#include "cpu/simd/simd.h"
 
 namespace paged::cpu::PAGED_ISA {
 namespace {

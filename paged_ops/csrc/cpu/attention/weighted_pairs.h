@@ -6,7 +6,7 @@
 // the values are read. A key that isn't there counts as zeros.
 #pragma once
 
-#include "cpu/softmax.h"
+#include "cpu/attention/softmax.h"
 
 namespace paged::cpu {
 namespace {

@@ -1,7 +1,7 @@
 // Writes the K and V of new tokens into their slots.
 #include "cpu/kernels.h"
 #include "cpu/ops.h"
-#include "cpu/row_copy.h"
+#include "cpu/rows/row_copy.h"
 
 namespace paged::cpu {
 namespace {

@@ -10,9 +10,9 @@
 // score's bits are the same.
 #pragma once
 
-#include "cpu/amx.h"
-#include "cpu/piece.h"
-#include "cpu/weighted_pairs.h"
+#include "cpu/attention/amx.h"
+#include "cpu/attention/piece.h"
+#include "cpu/attention/weighted_pairs.h"
 
 namespace paged::cpu {
 namespace {
@@ -52,22 +52,22 @@ PAGED_INLINE KeyGroup<T> key_group(const RowStream<T>& stream, int64_t begin, in
 template <class T>
 class ByTiles {
  public:
-  PAGED_INLINE ByTiles(const AttentionParams& params, Memory memory)
+  PAGED_INLINE ByTiles(const AttentionParams& params, Arena arena)
       : head_dim_(params.pool.key.head_dim),
         head_dim_v_(params.pool.value.head_dim),
         depth_(round_up((head_dim_ + 1) / 2, kTileUnits)),
         columns_(columns_of(params)),
-        key_panel_{memory.take<int32_t>(kPiece * depth_), 16, depth_ * 16},
-        value_panel_{memory.take<int32_t>(kPiece / 2 * columns_), columns_, 16},
-        queries_{memory.take<int32_t>(kBlockRows * depth_), depth_, 0},
-        query_group_(memory.take<int32_t>(kTileRows * depth_)),
-        staged_keys_(memory.take<int32_t>(kTileRows * depth_)),
-        scores_(memory.take<float>(kBlockRows * kScoreStride)),
-        weights_{memory.take<int32_t>(kWeightParts * kBlockRows * kScoreStride / 2),
+        key_panel_{arena.take<int32_t>(kPiece * depth_), 16, depth_ * 16},
+        value_panel_{arena.take<int32_t>(kPiece / 2 * columns_), columns_, 16},
+        queries_{arena.take<int32_t>(kBlockRows * depth_), depth_, 0},
+        query_group_(arena.take<int32_t>(kTileRows * depth_)),
+        staged_keys_(arena.take<int32_t>(kTileRows * depth_)),
+        scores_(arena.take<float>(kBlockRows * kScoreStride)),
+        weights_{arena.take<int32_t>(kWeightParts * kBlockRows * kScoreStride / 2),
                  kScoreStride / 2, kBlockRows * kScoreStride / 2},
-        values_(memory.take<float>(kBlockRows * columns_)),
-        stream_(params, memory),
-        end_(memory.address()) {}
+        values_(arena.take<float>(kBlockRows * columns_)),
+        stream_(params, arena),
+        end_(arena.address()) {}
 
   // Prepares for rows of the span; false if it sees no key of the piece.
   bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece) {

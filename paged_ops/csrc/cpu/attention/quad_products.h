@@ -6,7 +6,7 @@
 // diagonal of that product is what is wanted, and nothing is shuffled.
 #pragma once
 
-#include "cpu/dot_products.h"
+#include "cpu/attention/dot_products.h"
 
 namespace paged::cpu {
 namespace {

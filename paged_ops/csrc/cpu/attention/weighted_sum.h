@@ -4,7 +4,7 @@
 // the block it is computed in, so its bits depend on nothing else.
 #pragma once
 
-#include "cpu/simd.h"
+#include "cpu/simd/simd.h"
 
 namespace paged::cpu {
 namespace {

@@ -14,12 +14,38 @@
 //                        of accs[i], for kLanes vectors, each added in the same fixed order
 //   times_power_of_two(x, n)        x * 2^n for the integer n
 //
-// An ISA that multiplies pairs of bfloat16 defines PAGED_HAS_BF16_PAIRS, load_pairs and dot_pairs
-// too; one that also sums values in pairs, PAGED_HAS_INTERLEAVED_ROWS and what cpu/weighted_pairs.h
-// and cpu/transposed_keys.h take: load_units, store_units, broadcast_unit, interleave_rows,
-// narrow_pair and transpose_pairs; one that multiplies pairs of rows of four,
-// PAGED_HAS_BF16_QUADS, and instead of dot_pairs what cpu/quad_products.h takes; one with a matrix
-// unit, what cpu/by_tiles.h takes as well: transpose_rows, high_half and high_halves.
+// What only some have comes with a macro that says so. A header asks what the compiler may use
+// (__AVX512BF16__, ...), never which variant it is for. A unit is a pair of neighbouring elements,
+// the first in the low half of an int32; units of quantised elements are of what these are as
+// bfloat16.
+//
+// PAGED_HAS_BF16_PAIRS: products of units of bfloat16.
+//   load_pairs(p, n)     the units of the first n of 2 * kLanes elements, zeros after them
+//   dot_pairs(a, b, c)   lane by lane c + a.first * b.first + a.second * b.second
+//
+// PAGED_HAS_BF16_QUADS, beside it: products of two rows of four bfloat16 with two, which stand in
+// for dot_pairs.
+//   store_pairs(p, x)    what load_pairs takes whole
+//   first_halves(a, b), last_halves(a, b)      the first, or last, two lanes of both
+//   add_quads(a, b, c)   lane 2 * i + j is that of c and half i of a times half j of b
+//   sum_diagonals(accs)  lane i is the sum of the first and the last lane of accs[i]
+//
+// PAGED_HAS_INTERLEAVED_ROWS, beside PAGED_HAS_BF16_PAIRS: units across two rows, and across lanes.
+//   load_units(p), store_units(p, x), broadcast_unit(x)    kLanes int32, one for all lanes
+//   interleave_rows(a, num_a, b, num_b, units)    unit i is elements i of rows a and b, for
+//                        2 * kLanes elements, of which the first num_a and num_b are there
+//   narrow_pair(first, second)      the floats of both in order, as bfloat16, to nearest even
+//   transpose_pairs(rows, out, out_stride)    out[i * out_stride + j] is unit i of rows[j], for
+//                        kLanes of each
+//
+// PAGED_HAS_FLOAT8_TABLES: float8 looked up 64 elements at a time.
+//   load_four(p, out)    4 * kLanes elements as floats
+//   load_64_pairs(p, n, units)      the units of the first n of 64 elements, zeros after them
+//
+// PAGED_HAS_TILES, beside all of the above but quads: Intel's matrix unit.
+//   load_pairs, interleave_rows     of quantised elements too
+//   transpose_rows(rows, stride, out, out_stride)    as transpose_pairs, of rows of units
+//   high_half(x), high_halves(first, second)    x cut to bfloat16, not rounded; as narrow_pair
 #pragma once
 
 #include <cstdint>
@@ -117,18 +143,14 @@ PAGED_INLINE BFloat16 to_bfloat16(float value) {
   return {static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
-PAGED_INLINE constexpr int64_t round_up(int64_t n, int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
 }  // namespace
 }  // namespace paged::cpu
 
-#if defined(PAGED_ISA_AVX512) || defined(PAGED_ISA_AVX512BF16) || defined(PAGED_ISA_AMX)
+#if defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #include "cpu/simd/avx512.h"
-#elif defined(PAGED_ISA_AVX2)
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "cpu/simd/avx2.h"
-#elif defined(PAGED_ISA_NEON) || defined(PAGED_ISA_NEONBF16)
+#elif defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
 #include "cpu/simd/neon.h"
 #else
 #include "cpu/simd/generic.h"

@@ -1,7 +1,7 @@
 // exp and tanh on vectors, for the range that attention needs.
 #pragma once
 
-#include "cpu/simd.h"
+#include "cpu/simd/simd.h"
 
 namespace paged::cpu {
 namespace {

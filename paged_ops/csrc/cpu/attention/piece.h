@@ -1,8 +1,9 @@
 // One piece of a sequence: its rows of K and V, and the softmax of some rows of queries over it.
 #pragma once
 
-#include "cpu/row_span.h"
-#include "cpu/softmax.h"
+#include "cpu/attention/row_span.h"
+#include "cpu/attention/score.h"
+#include "cpu/attention/softmax.h"
 
 namespace paged::cpu {
 namespace {
@@ -16,18 +17,14 @@ constexpr int64_t kScoreStride = kPiece + 16;
 // Keys that a softmax, and a weighted sum, takes at a time; a multiple of what any engine takes.
 constexpr int64_t kChunk = 32;
 
-// Accumulators come in multiples of this many floats.
-constexpr int64_t kColumnStep = 32;
-
-PAGED_INLINE int64_t columns_of(const AttentionParams& params) {
-  return round_up(params.pool.value.head_dim, kColumnStep);
-}
+// Keys that are scored at a time.
+constexpr int64_t kTile = 64;
 
 // Hands out parts of a thread's scratch memory, each on a cache line. From address 0 it measures
 // how much there must be.
-class Memory {
+class Arena {
  public:
-  explicit Memory(void* begin) : address_(reinterpret_cast<uintptr_t>(begin)) {}
+  explicit Arena(void* begin) : address_(reinterpret_cast<uintptr_t>(begin)) {}
 
   template <class E>
   PAGED_INLINE E* take(int64_t count) {
@@ -80,10 +77,10 @@ struct RowStream {
   PieceScales scales;
   T* zeros;  // a row of V or K, to be read in the place of one that must not be
 
-  PAGED_INLINE RowStream(const AttentionParams& params, Memory& memory) : scales{} {
-    if (params.tree_mask.data != nullptr) zeros = memory.take<T>(longest_row(params));
+  PAGED_INLINE RowStream(const AttentionParams& params, Arena& arena) : scales{} {
+    if (params.tree_mask.data != nullptr) zeros = arena.take<T>(longest_row(params));
     if constexpr (kIsQuantised<T>) {
-      scales = {memory.take<float>(kPiece), memory.take<float>(kPiece)};
+      scales = {arena.take<float>(kPiece), arena.take<float>(kPiece)};
     }
   }
 
@@ -175,24 +172,17 @@ PAGED_INLINE void look_up_scales(const AttentionParams& params, const RowSpan& s
   }
 }
 
-// The key, counted from the piece's begin, of the first new token of the row's sequence.
-PAGED_INLINE int64_t first_new_key(const AttentionParams& params, int64_t sequence, int64_t piece) {
-  return params.seq_lens[sequence] - num_query_tokens(params, sequence) - piece * kPiece;
-}
-
 // Zeros stand for what the tree mask hides from the one row of the span: a weight of 0 wouldn't
 // hide an infinity or NaN.
 template <class T>
 PAGED_INLINE void hide_rows(const AttentionParams& params, const RowSpan& span, int64_t piece,
                             RowStream<T>& stream) {
-  const int64_t token = query_row(params, span, 0).token;
-  const int64_t first_new = first_new_key(params, span.sequence, piece);
-  const Visible keys = stream.keys;
+  const RowMask mask = row_mask(params, span, query_row(params, span, 0), piece);
   std::memset(stream.zeros, 0, static_cast<size_t>(longest_row(params)) * sizeof(T));
-  for (int64_t key = first_new > keys.first ? first_new : keys.first; key < keys.last; ++key) {
-    if (params.tree_mask.at(token, key - first_new)) continue;
-    stream.rows[key - keys.first] = stream.zeros;
-    stream.rows[stream.value_begin + key - keys.first] = stream.zeros;
+  for (int64_t key = mask.first(stream.keys.first); key < stream.keys.last; ++key) {
+    if (!mask.hides(key)) continue;
+    stream.rows[key - stream.keys.first] = stream.zeros;
+    stream.rows[stream.value_begin + key - stream.keys.first] = stream.zeros;
     if (stream.scales.value != nullptr) stream.scales.value[key] = 0.0f;
   }
 }
@@ -251,23 +241,6 @@ PAGED_INLINE const T* query_at(const AttentionParams& params, const QueryRow& ro
          row.head * params.query.head_stride;
 }
 
-PAGED_INLINE ScoreRule score_rule(const AttentionParams& params, const QueryRow& row,
-                                  int64_t first_key) {
-  const float slope = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[row.head];
-  return {params.scale, params.softcap, slope, static_cast<float>(first_key - row.position)};
-}
-
-// Hides from a row what its tree mask leaves out, and returns the largest score of the rest.
-PAGED_INLINE float hide_scores(const AttentionParams& params, const RowSpan& rows,
-                               const QueryRow& row, int64_t piece, const RowScores& scores) {
-  const int64_t first_new = first_new_key(params, rows.sequence, piece);
-  const int64_t first = first_new > scores.first ? first_new : scores.first;
-  for (int64_t key = first; key < scores.last; ++key) {
-    if (!params.tree_mask.at(row.token, key - first_new)) scores.scores[key] = kMinusInf;
-  }
-  return largest(scores);
-}
-
 // Turns the dot products with the chunks that hold `keys` into weights, 0 for keys that a row
 // doesn't see, which go to store_weights(row, key, kLanes weights, kLanes weights). The scales of
 // a quantised cache join both.
@@ -282,12 +255,7 @@ PAGED_INLINE void weigh_rows(const AttentionParams& params, const RowSpan& rows,
     const QueryRow row = query_row(params, rows, r);
     const Visible seen = in_piece(visible(params, seq_len, row.position), piece);
     const RowScores scores = {dots + r * kScoreStride, begin, end, seen.first, seen.last};
-    const ScoreRule rule = score_rule(params, row, piece * kPiece);
-    if (scales.key != nullptr) multiply(scores, scales.key);
-    const bool is_product = rule.softcap == 0.0f && rule.alibi_slope == 0.0f && rule.scale > 0.0f;
-    const float scale = is_product ? rule.scale : 1.0f;
-    float top = is_product ? largest_product(scores) : score_row(scores, rule);
-    if (params.tree_mask.data != nullptr) top = hide_scores(params, rows, row, piece, scores);
+    const Scored scored = score(params, rows, row, piece, scales.key, scores);
     const auto store = [&](int64_t key, Vec first, Vec second) {
       if (scales.value != nullptr) {
         first = first * load(scales.value + key);
@@ -295,7 +263,7 @@ PAGED_INLINE void weigh_rows(const AttentionParams& params, const RowSpan& rows,
       }
       store_weights(r, key, first, second);
     };
-    softmax[r] = {top * scale, weigh_row(scores, scale, top, store)};
+    softmax[r] = {scored.top * scored.unit, weigh_row(scores, scored.unit, scored.top, store)};
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include "cpu/kernels.h"
 #include "cpu/ops.h"
-#include "cpu/row_copy.h"
+#include "cpu/rows/row_copy.h"
 
 namespace paged::cpu {
 namespace {

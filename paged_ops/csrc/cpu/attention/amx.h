@@ -6,7 +6,7 @@
 // nothing but its row and its column.
 #pragma once
 
-#include "cpu/simd.h"
+#include "cpu/simd/simd.h"
 
 namespace paged::cpu {
 namespace {

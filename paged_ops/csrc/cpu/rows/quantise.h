@@ -4,7 +4,7 @@
 // none, so a row's own scale carries it, and with a fixed scale it becomes 0.
 #pragma once
 
-#include "cpu/simd.h"
+#include "cpu/simd/simd.h"
 
 namespace paged::cpu {
 namespace {

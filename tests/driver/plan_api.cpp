@@ -1,0 +1,76 @@
+// A C interface to the plan of a call of attention, for tests that call it through ctypes.
+#include "cpu/attention/plan.h"
+
+namespace {
+
+struct Call {
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t head_dim_v;
+  int64_t causal;
+  int64_t sliding_window;
+  int64_t batch;
+  const int32_t* seq_lens;
+  const int32_t* query_start_loc;
+};
+
+struct Summary {
+  int64_t num_threads;
+  int64_t most_rows;
+  int64_t state_floats;
+  int64_t num_tasks;
+};
+
+// A task, and of the split span that it belongs to, where its states are and its number of tasks.
+struct Task {
+  int64_t sequence;
+  int64_t kv_head;
+  int64_t row_begin;
+  int64_t num_rows;
+  int64_t piece_begin;
+  int64_t piece_end;
+  int64_t split;
+  int64_t states;
+  int64_t tasks_left;
+};
+
+paged::AttentionParams params_of(const Call& call) {
+  paged::AttentionParams params = {};
+  params.pool.num_kv_heads = call.num_kv_heads;
+  params.pool.key.head_dim = call.head_dim;
+  params.pool.value.head_dim = call.head_dim_v;
+  params.num_heads = call.num_heads;
+  params.causal = call.causal != 0;
+  params.sliding_window = call.sliding_window;
+  params.batch = call.batch;
+  params.seq_lens = call.seq_lens;
+  params.query_start_loc = call.query_start_loc;
+  return params;
+}
+
+}  // namespace
+
+// Writes the first `capacity` tasks.
+extern "C" Summary plan_attention(const Call* call, int64_t max_threads, Task* tasks,
+                                  int64_t capacity) {
+  paged::cpu::Plan plan;
+  plan.make(params_of(*call), max_threads);
+  const auto num_tasks = static_cast<int64_t>(plan.tasks().size());
+  for (int64_t i = 0; i < num_tasks && i < capacity; ++i) {
+    const auto& [span, pieces, split] = plan.tasks()[i];
+    tasks[i] = {span.sequence,
+                span.kv_head,
+                span.row_begin,
+                span.num_rows,
+                pieces.begin,
+                pieces.end,
+                split,
+                0,
+                0};
+    if (split == paged::cpu::kWhole) continue;
+    tasks[i].states = plan.split(split).states;
+    tasks[i].tasks_left = plan.split(split).tasks_left;
+  }
+  return {plan.num_threads(), plan.most_rows(), plan.state_floats(), num_tasks};
+}
