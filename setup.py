@@ -122,7 +122,11 @@ def units(torch_dir: Path) -> list[Unit]:
     ]
     isa_defines = [f"-DPAGED_BUILD_{isa.upper()}" for isa in isas()]
     found = [Unit("library", CSRC / "library.cpp", torch_flags)]
-    for source in sorted((CSRC / "cpu").glob("*.cpp")):
+    backends = [CSRC / device / "backend.cpp" for device in ("cpu", "npu")]
+    for source in backends:
+        flags = [*torch_flags, f"-I{ROOT}"]
+        found.append(Unit(f"backend.{source.parent.name}", source, flags))
+    for source in sorted({*(CSRC / "cpu").glob("*.cpp")} - {*backends}):
         if not source.name.endswith(".isa.cpp"):
             found.append(Unit(f"cpu.{source.stem}", source, isa_defines))
             continue
@@ -130,9 +134,8 @@ def units(torch_dir: Path) -> list[Unit]:
         for isa, isa_flags in isas().items():
             flags = [f"-DPAGED_ISA={isa}", f"-DPAGED_ISA_{isa.upper()}", *KERNEL_FLAGS, *isa_flags]
             found.append(Unit(f"cpu.{stem}.isa.{isa}", source, flags))
-    for source in sorted([*(CSRC / "npu").glob("*.cpp"), *OP_HOST.glob("*.cpp")]):
-        flags = [f"-I{ROOT}", *(torch_flags if source.stem == "library_npu" else [])]
-        found.append(Unit(f"{source.parent.name}.{source.stem}", source, flags))
+    for source in sorted({*(CSRC / "npu").glob("*.cpp"), *OP_HOST.glob("*.cpp")} - {*backends}):
+        found.append(Unit(f"{source.parent.name}.{source.stem}", source, [f"-I{ROOT}"]))
     return found
 
 

@@ -1,5 +1,5 @@
-// The CPU implementation of each op: what library.cpp calls once checks.h has accepted the
-// arguments.
+// The CPU implementation of each op: what backend.cpp calls once all of its
+// arguments are checked.
 #pragma once
 
 #include "cpu/thread_pool.h"
