@@ -77,9 +77,10 @@ void run_attention(Form form, StableIValue* stack) {
   }
   AttentionValues values;
   if (backend.reads_values()) {
-    values =
-        check_attention_values(checks, in, shape, on_host(checks, in.block_tables),
-                               on_host(checks, in.seq_lens), on_host(checks, in.query_start_loc));
+    const Argument block_tables = on_host(checks, in.block_tables);
+    const Argument seq_lens = on_host(checks, in.seq_lens);
+    const Argument starts = on_host(checks, in.query_start_loc);
+    values = check_attention_values(checks, in, shape, block_tables, seq_lens, starts);
   }
 
   OptionalTensor output, lse;
@@ -160,8 +161,9 @@ void gather_kv(StableIValue* stack, uint64_t, uint64_t) {
                   " kernel gathers");
   }
   const GatherKvShape shape = check_gather_kv_shapes(checks, in);
-  const std::vector<int32_t> lengths = check_gather_kv_values(
-      checks, in, shape, on_host(checks, in.block_tables), on_host(checks, in.seq_lens));
+  const Argument block_tables = on_host(checks, in.block_tables);
+  const std::vector<int32_t> lengths =
+      check_gather_kv_values(checks, in, shape, block_tables, on_host(checks, in.seq_lens));
   const int64_t num_tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   const Pool& pool = shape.pool;
   const ScalarType dtype = is_quantised(pool.dtype) ? ScalarType::Float : in.key_cache.dtype;
