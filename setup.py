@@ -124,7 +124,11 @@ def units(torch_dir: Path) -> list[Unit]:
     ]
     each_isa = f"'-DPAGED_EACH_ISA(f)={' '.join(f'f({isa})' for isa in isas())}'"
     found = [Unit("library", CSRC / "library.cpp", torch_flags)]
-    for source in sorted((CSRC / "cpu").rglob("*.cpp")):
+    backends = [CSRC / device / "backend.cpp" for device in ("cpu", "npu")]
+    for source in backends:
+        flags = [*torch_flags, f"-I{ROOT}"]
+        found.append(Unit(f"backend.{source.parent.name}", source, flags))
+    for source in sorted({*(CSRC / "cpu").rglob("*.cpp")} - {*backends}):
         if not source.name.endswith(".isa.cpp"):
             found.append(Unit(f"cpu.{source.stem}", source, [each_isa]))
             continue
@@ -132,9 +136,8 @@ def units(torch_dir: Path) -> list[Unit]:
         for isa, isa_flags in isas().items():
             flags = [f"-DPAGED_ISA={isa}", *KERNEL_FLAGS, *isa_flags]
             found.append(Unit(f"cpu.{stem}.isa.{isa}", source, flags))
-    for source in sorted([*(CSRC / "npu").glob("*.cpp"), *OP_HOST.glob("*.cpp")]):
-        flags = [f"-I{ROOT}", *(torch_flags if source.stem == "library_npu" else [])]
-        found.append(Unit(f"{source.parent.name}.{source.stem}", source, flags))
+    for source in sorted({*(CSRC / "npu").glob("*.cpp"), *OP_HOST.glob("*.cpp")} - {*backends}):
+        found.append(Unit(f"{source.parent.name}.{source.stem}", source, [f"-I{ROOT}"]))
     return found
 
 

@@ -72,6 +72,33 @@ bool fits_cube(int64_t head_dim, int64_t head_dim_v, const CubeStep& step) {
          softmax_ub_bytes(head_dim_v, step, kLeastChunkBuffers, true, true) <= kUsableUb;
 }
 
+// What the kernels read of a call. The decisions, from `tile` on, are left 0.
+AttentionTilingData tiling_of(const AttentionShape& shape) {
+  AttentionTilingData tiling = {};
+  tiling.num_tokens = shape.num_tokens;
+  tiling.batch = shape.batch;
+  tiling.num_heads = shape.num_heads;
+  tiling.num_kv_heads = shape.pool.num_kv_heads;
+  tiling.num_blocks = shape.pool.num_blocks;
+  tiling.block_size = shape.pool.block_size;
+  tiling.max_blocks_per_seq = shape.max_blocks_per_seq;
+  tiling.table_row_stride = shape.block_tables.row_stride;
+  tiling.table_column_stride = shape.block_tables.column_stride;
+  tiling.query = layout_of(shape.query);
+  tiling.output = layout_of(shape.output);
+  tiling.key = layout_of(shape.pool.key);
+  tiling.value = layout_of(shape.pool.value);
+  tiling.sliding_window = shape.sliding_window;
+  tiling.causal = shape.causal;
+  tiling.has_query_start_loc = shape.has_query_start_loc;
+  tiling.has_alibi_slopes = shape.has_alibi_slopes;
+  tiling.has_sinks = shape.has_sinks;
+  tiling.has_lse = shape.lse != nullptr;
+  tiling.scale = shape.scale;
+  tiling.softcap = shape.softcap;
+  return tiling;
+}
+
 // Row blocks if every sequence fills its blocks; each may leave one block partly empty.
 int64_t count_row_blocks(const AttentionTilingData& tiling) {
   const int64_t group = tiling.num_heads / tiling.num_kv_heads;
@@ -84,10 +111,10 @@ int64_t states_bytes(const AttentionTilingData& tiling) {
   return states * (tiling.value.head_dim + kStateTail) * kFloat;
 }
 
-LaunchPlan<AttentionTilingData> plan_vector(AttentionTilingData tiling, const std::string& dtype,
+LaunchPlan<AttentionTilingData> plan_vector(AttentionTilingData tiling, Dtype dtype,
                                             const Soc& soc) {
-  const int64_t element_size = dtype == "float32" ? 4 : 2;
-  const AttentionStep step = choose_step(tiling.key.head_dim, tiling.value.head_dim, element_size);
+  const AttentionStep step =
+      choose_step(tiling.key.head_dim, tiling.value.head_dim, element_size(dtype));
   tiling.tile = step.tile;
   tiling.max_rows = step.rows;
   const int64_t row_blocks = count_row_blocks(tiling);
@@ -95,7 +122,7 @@ LaunchPlan<AttentionTilingData> plan_vector(AttentionTilingData tiling, const st
   tiling.split = tiling.max_pieces > 1 && row_blocks < kEnoughBlocksPerCore * soc.vector_cores &&
                  workspace <= kWorkspaceLimit;
   const int64_t units = tiling.split ? row_blocks * tiling.max_pieces : row_blocks;
-  return {"attention", "paged_attention_" + dtype, tiling,
+  return {"attention", "paged_attention_" + kernel_suffix(dtype), tiling,
           std::clamp<int64_t>(units, 1, soc.vector_cores), tiling.split ? workspace : 0};
 }
 
@@ -158,7 +185,7 @@ bool splits_on_groups(const AttentionTilingData& tiling, const Soc& soc) {
          states_bytes(tiling) <= kWorkspaceLimit;
 }
 
-LaunchPlan<AttentionTilingData> plan_mixed(AttentionTilingData tiling, const std::string& dtype,
+LaunchPlan<AttentionTilingData> plan_mixed(AttentionTilingData tiling, Dtype dtype,
                                            const Soc& soc) {
   const CubeStep step =
       *choose_cube_step(tiling.key.head_dim, tiling.value.head_dim, most_rows(tiling));
@@ -178,7 +205,8 @@ LaunchPlan<AttentionTilingData> plan_mixed(AttentionTilingData tiling, const std
   const int64_t groups = std::clamp<int64_t>(units, 1, soc.cube_cores);
   const int64_t workspace =
       groups * tiling.exchange_bytes + (tiling.split ? states_bytes(tiling) : 0);
-  return {"attention_mixed", "paged_attention_mixed_" + dtype, tiling, groups, workspace};
+  return {"attention_mixed", "paged_attention_mixed_" + kernel_suffix(dtype), tiling, groups,
+          workspace};
 }
 
 }  // namespace
@@ -244,27 +272,26 @@ std::optional<AttentionKernel> named_kernel(const std::string& name) {
   throw Unsupported("PAGED_NPU_KERNEL is \"" + name + "\", expected \"vector\" or \"mixed\"");
 }
 
-AttentionKernel choose_attention_kernel(int64_t head_dim, int64_t head_dim_v,
-                                        const std::string& dtype,
+AttentionKernel choose_attention_kernel(int64_t head_dim, int64_t head_dim_v, Dtype dtype,
                                         std::optional<AttentionKernel> wanted) {
   check_head_dim("head_dim", head_dim);
   check_head_dim("head_dim of value_cache", head_dim_v);
-  const bool fits = dtype != "float32" && choose_cube_step(head_dim, head_dim_v, 1).has_value();
+  const bool fits =
+      element_size(dtype) == kHalf && choose_cube_step(head_dim, head_dim_v, 1).has_value();
   if (fits && wanted != AttentionKernel::kVector) return AttentionKernel::kMixed;
-  choose_step(head_dim, head_dim_v, dtype == "float32" ? kFloat : kHalf);
+  choose_step(head_dim, head_dim_v, element_size(dtype));
   return AttentionKernel::kVector;
 }
 
-LaunchPlan<AttentionTilingData> plan_attention(const AttentionTilingData& shape,
-                                               const std::string& dtype, const Soc& soc,
+LaunchPlan<AttentionTilingData> plan_attention(const AttentionShape& shape, const Soc& soc,
                                                std::optional<AttentionKernel> wanted) {
-  const AttentionKernel kernel =
-      choose_attention_kernel(shape.key.head_dim, shape.value.head_dim, dtype, wanted);
-  AttentionTilingData tiling = shape;
-  tiling.piece = kernel == AttentionKernel::kMixed ? kCubePiece : kVectorPiece;
-  tiling.max_pieces = ceil_div(shape.max_blocks_per_seq * shape.block_size, tiling.piece);
-  return kernel == AttentionKernel::kMixed ? plan_mixed(tiling, dtype, soc)
-                                           : plan_vector(tiling, dtype, soc);
+  AttentionTilingData tiling = tiling_of(shape);
+  const Dtype dtype = shape.pool.dtype;
+  const bool is_mixed = choose_attention_kernel(tiling.key.head_dim, tiling.value.head_dim, dtype,
+                                                wanted) == AttentionKernel::kMixed;
+  tiling.piece = is_mixed ? kCubePiece : kVectorPiece;
+  tiling.max_pieces = ceil_div(tiling.max_blocks_per_seq * tiling.block_size, tiling.piece);
+  return is_mixed ? plan_mixed(tiling, dtype, soc) : plan_vector(tiling, dtype, soc);
 }
 
 }  // namespace paged

@@ -9,6 +9,7 @@
 #include "op_host/launch_plan.h"
 #include "op_host/soc.h"
 #include "op_kernel/attention_tiling_data.h"
+#include "params.h"
 
 namespace paged {
 
@@ -30,8 +31,7 @@ std::optional<AttentionKernel> named_kernel(const std::string& name);
 //
 // `wanted` asks for a kernel; what the mixed one can't serve takes the vector one all the same.
 // Throws Unsupported where neither serves.
-AttentionKernel choose_attention_kernel(int64_t head_dim, int64_t head_dim_v,
-                                        const std::string& dtype,
+AttentionKernel choose_attention_kernel(int64_t head_dim, int64_t head_dim_v, Dtype dtype,
                                         std::optional<AttentionKernel> wanted = {});
 
 // How much of a call one step of a vector core covers.
@@ -56,12 +56,9 @@ int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, const CubeStep&
 int64_t softmax_ub_bytes(int64_t head_dim_v, const CubeStep& step, int64_t buffers, bool has_alibi,
                          bool split);
 
-// Plans a call. `shape` holds the sizes, strides and options; the fields from `tile` to
-// `exchange_bytes` are decided here. `dtype` is "float16", "bfloat16" or "float32". `wanted` asks
-// for a kernel; a call that the mixed one can't serve takes the vector one all the same. Throws
-// Unsupported.
-LaunchPlan<AttentionTilingData> plan_attention(const AttentionTilingData& shape,
-                                               const std::string& dtype, const Soc& soc,
+// Plans a call. `wanted` asks for a kernel; a call that the mixed one can't serve takes the vector
+// one all the same. Throws Unsupported.
+LaunchPlan<AttentionTilingData> plan_attention(const AttentionShape& shape, const Soc& soc,
                                                std::optional<AttentionKernel> wanted = {});
 
 }  // namespace paged

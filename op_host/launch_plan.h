@@ -5,6 +5,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "op_kernel/layout.h"
+#include "params.h"
+
 namespace paged {
 
 template <class TilingData>
@@ -21,5 +24,28 @@ struct LaunchPlan {
 struct Unsupported : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+// The end of the name of a kernel that computes with elements of that type.
+inline std::string kernel_suffix(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return "float32";
+    case Dtype::kFloat16:
+      return "float16";
+    case Dtype::kBFloat16:
+      return "bfloat16";
+    default:
+      throw Unsupported("no NPU kernel takes a quantised cache");
+  }
+}
+
+// The same of a kernel that only moves them.
+inline std::string copy_suffix(Dtype dtype) { return element_size(dtype) == 4 ? "32bit" : "16bit"; }
+
+inline RowLayout layout_of(const Rows& rows) { return {rows.token_stride, rows.head_stride}; }
+
+inline CacheLayout layout_of(const Cache& cache) {
+  return {cache.head_dim, cache.block_stride, cache.token_stride, cache.head_stride};
+}
 
 }  // namespace paged

@@ -10,12 +10,14 @@
 
 namespace paged {
 
-// Vectors of `width` elements that fit one of two UB buffers, at least 1 and at most `wanted`. One
+// Vectors of a key or a value that fit one of two UB buffers, at least 1 and at most `wanted`. One
 // DataCopyPad moves up to 4095 vectors.
-inline int64_t rows_per_copy(int64_t width, int64_t element_size, int64_t wanted) {
+inline int64_t rows_per_copy(const Pool& pool, int64_t wanted) {
   constexpr int64_t kBlockBytes = 32;
   constexpr int64_t kMostRows = 4095;
-  const int64_t pitch = (width * element_size + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+  const int64_t width = std::max(pool.key.head_dim, pool.value.head_dim);
+  const int64_t bytes = width * element_size(pool.dtype);
+  const int64_t pitch = (bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
   const int64_t fitting = std::min(kUsableUb / (2 * pitch), kMostRows);
   if (fitting < 1) {
     throw Unsupported("head_dim is " + std::to_string(width) +

@@ -1,140 +1,191 @@
-// The schemas of torch.ops.paged and their registration for the CPU: the only CPU file that knows
-// torch.
+// The schemas of torch.ops.paged, and one binding of each op: it takes the arguments, checks them
+// and lets the backend of their device run the call.
 //
-// Each op is: check, fill params, call. What torch must know besides (fake functions, the autograd
-// rule, attention.out's schema) is in paged_ops/ops/registration.py.
+// What torch must know besides (fake functions, the autograd rule, attention.out's schema) is in
+// Python.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
-#include <string>
-#include <tuple>
+#include <numeric>
+#include <utility>
+#include <vector>
 
-#include "checks.h"
-#include "cpu/kernels.h"
-#include "cpu/ops.h"
+#include "backend.h"
 
 namespace paged {
 namespace {
 
-cpu::ThreadPool thread_pool() {
-  return {static_cast<int64_t>(torch::stable::get_num_threads()),
-          [](int64_t count, void (*body)(int64_t, int64_t, void*), void* context) {
-            torch::stable::parallel_for(
-                0, count, 1, [&](int64_t begin, int64_t end) { body(begin, end, context); });
-          }};
+using torch::stable::detail::from;
+
+// The device of a call is that of its first tensor: the checks hold all others to it.
+const Backend& backend_of(const Checks& checks, const Argument& first) {
+  checks.readable(first);
+  return first.device.type() == DeviceType::CPU ? cpu::backend : npu::backend;
 }
 
-// A new contiguous tensor on the device of `like`.
-Tensor new_tensor(const Tensor& like, std::vector<int64_t> shape, ScalarType dtype) {
-  return torch::stable::new_empty(like, shape, dtype);
+void check_limits(const Checks& checks, const Backend& backend, const Argument& key_cache,
+                  const Pool& pool) {
+  if (backend.takes_quantised || !is_quantised(pool.dtype)) return;
+  checks.refuse("key_cache is ", dtype_name(key_cache.dtype), " on an ", backend.name,
+                ", expected torch.float32, torch.float16 or torch.bfloat16: only the CPU has "
+                "kernels for quantised caches");
 }
 
-Tensor attention(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
-                 const Tensor& block_tables, const Tensor& seq_lens,
-                 const OptionalTensor& query_start_loc, std::optional<double> scale, bool causal,
-                 std::optional<int64_t> sliding_window, double softcap,
-                 const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
-                 const OptionalTensor& key_scale, const OptionalTensor& value_scale,
-                 const OptionalTensor& tree_mask) {
-  AttentionCall call = check_attention(Checks("attention"), query, key_cache, value_cache,
-                                       block_tables, seq_lens, query_start_loc,
-                                       {scale, causal, sliding_window, softcap, alibi_slopes, sinks,
-                                        key_scale, value_scale, tree_mask});
-  Tensor output =
-      new_tensor(query, {query.size(0), query.size(1), value_cache.size(3)}, query.scalar_type());
-  call.params.output = written_rows_of(Argument("output", output));
-  cpu::attention(call.params, thread_pool());
-  return output;
+// The argument itself, or a copy, where the host can read its values.
+Argument on_host(const Checks& checks, const Argument& arg) {
+  if (!arg.is_given() || arg.device.type() == DeviceType::CPU) return arg;
+  try {
+    return {arg.name, torch::stable::to(arg.tensor(), torch::stable::Device(DeviceType::CPU))};
+  } catch (const std::runtime_error& error) {
+    checks.refuse(arg.name,
+                  " can't be copied to the host, which PAGED_CHECK=1 asks for and a captured "
+                  "graph can't do: ",
+                  error.what());
+  }
 }
 
-// Two of its arguments stand in another order than in attention: see paged_ops/ops/registration.py.
-Tensor attention_out(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
-                     const Tensor& block_tables, const Tensor& seq_lens,
-                     const OptionalTensor& query_start_loc, bool causal,
-                     std::optional<double> scale, std::optional<int64_t> sliding_window,
-                     double softcap, const OptionalTensor& alibi_slopes,
-                     const OptionalTensor& sinks, const OptionalTensor& key_scale,
-                     const OptionalTensor& value_scale, const OptionalTensor& tree_mask,
-                     Tensor out) {
-  const Checks checks("attention");
-  const AttentionOptions options = {scale, causal,    sliding_window, softcap,  alibi_slopes,
-                                    sinks, key_scale, value_scale,    tree_mask};
-  AttentionCall call = check_attention(checks, query, key_cache, value_cache, block_tables,
-                                       seq_lens, query_start_loc, options);
-  call.params.output = check_out(checks, out, query, key_cache, value_cache, block_tables, seq_lens,
-                                 query_start_loc, options, call.params);
-  cpu::attention(call.params, thread_pool());
-  return out;
+// A new contiguous tensor [num_tokens, num_heads, head_dim] on the device of `like`.
+Tensor new_rows(const Argument& like, int64_t num_tokens, int64_t num_heads, int64_t head_dim,
+                ScalarType dtype) {
+  return torch::stable::new_empty(like.tensor(), {num_tokens, num_heads, head_dim}, dtype);
 }
 
-std::tuple<Tensor, Tensor> attention_with_lse(
-    const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
-    const Tensor& block_tables, const Tensor& seq_lens, const OptionalTensor& query_start_loc,
-    std::optional<double> scale, bool causal, std::optional<int64_t> sliding_window, double softcap,
-    const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
-    const OptionalTensor& key_scale, const OptionalTensor& value_scale,
-    const OptionalTensor& tree_mask) {
-  AttentionCall call = check_attention(Checks("attention_with_lse"), query, key_cache, value_cache,
-                                       block_tables, seq_lens, query_start_loc,
-                                       {scale, causal, sliding_window, softcap, alibi_slopes, sinks,
-                                        key_scale, value_scale, tree_mask});
-  Tensor output =
-      new_tensor(query, {query.size(0), query.size(1), value_cache.size(3)}, query.scalar_type());
-  Tensor lse = new_tensor(query, {query.size(0), query.size(1)}, ScalarType::Float);
-  call.params.output = written_rows_of(Argument("output", output));
-  call.params.lse = static_cast<float*>(lse.mutable_data_ptr());
-  cpu::attention(call.params, thread_pool());
-  return {output, lse};
+Rows rows_of_new(const Tensor& tensor, int64_t num_heads, int64_t head_dim) {
+  return {tensor.mutable_data_ptr(), num_heads * head_dim, head_dim};
 }
 
-void write_kv(const Tensor& key, const Tensor& value, Tensor key_cache, Tensor value_cache,
-              const Tensor& slot_mapping, const OptionalTensor& key_scale,
-              const OptionalTensor& value_scale) {
-  const WriteKvCall call = check_write_kv(Checks("write_kv"), key, value, key_cache, value_cache,
-                                          slot_mapping, {key_scale, value_scale});
-  cpu::write_kv(call.params, thread_pool());
+Tensor new_lse(const Argument& like, int64_t num_tokens, int64_t num_heads) {
+  return torch::stable::new_empty(like.tensor(), {num_tokens, num_heads}, ScalarType::Float);
 }
 
-std::tuple<Tensor, Tensor> merge_states(const Tensor& out_a, const Tensor& lse_a,
-                                        const Tensor& out_b, const Tensor& lse_b) {
-  MergeStatesParams params = check_merge_states(Checks("merge_states"), out_a, lse_a, out_b, lse_b);
-  Tensor out = new_tensor(out_a, {params.num_tokens, params.num_heads, params.head_dim},
-                          out_a.scalar_type());
-  Tensor lse = new_tensor(out_a, {params.num_tokens, params.num_heads}, ScalarType::Float);
-  params.out = written_rows_of(Argument("out", out));
+enum class Form { kOutput, kOutputAndLse, kOut };
+
+void run_attention(Form form, StableIValue* stack) {
+  const Checks checks(form == Form::kOutputAndLse ? "attention_with_lse" : "attention");
+  // attention.out has scale and causal in the other order: see the definition of its schema.
+  if (form == Form::kOut) std::swap(stack[6], stack[7]);
+  Stack arguments(stack);
+  const AttentionInputs in{arguments};
+  const Argument out = form == Form::kOut ? arguments.tensor("out") : Argument("out", std::nullopt);
+
+  const Backend& backend = backend_of(checks, in.query);
+  AttentionShape shape = check_attention_shapes(checks, in);
+  check_limits(checks, backend, in.key_cache, shape.pool);
+  if (in.tree_mask.is_given() && !backend.takes_tree_mask) {
+    checks.refuse("tree_mask is a tensor on an ", backend.name,
+                  ", expected None: only the CPU kernel takes it");
+  }
+  AttentionValues values;
+  if (backend.reads_values()) {
+    const Argument block_tables = on_host(checks, in.block_tables);
+    const Argument seq_lens = on_host(checks, in.seq_lens);
+    const Argument starts = on_host(checks, in.query_start_loc);
+    values = check_attention_values(checks, in, shape, block_tables, seq_lens, starts);
+  }
+
+  OptionalTensor output, lse;
+  if (form == Form::kOut) {
+    output = out.tensor();
+    shape.output = check_out(checks, out, in);
+  } else {
+    const int64_t head_dim_v = shape.pool.value.head_dim;
+    output = new_rows(in.query, shape.num_tokens, shape.num_heads, head_dim_v, in.query.dtype);
+    shape.output = rows_of_new(*output, shape.num_heads, head_dim_v);
+  }
+  if (form == Form::kOutputAndLse) {
+    lse = new_lse(in.query, shape.num_tokens, shape.num_heads);
+    shape.lse = static_cast<float*>(lse->mutable_data_ptr());
+  }
+  backend.attention(checks, in, shape, values);
+  stack[0] = from(*output);
+  if (lse.has_value()) stack[1] = from(*lse);
+}
+
+template <Form form>
+void attention(StableIValue* stack, uint64_t, uint64_t) {
+  run_attention(form, stack);
+}
+
+void write_kv(StableIValue* stack, uint64_t, uint64_t) {
+  const Checks checks("write_kv");
+  Stack arguments(stack);
+  const WriteKvInputs in{arguments};
+  const Backend& backend = backend_of(checks, in.key);
+  const WriteKvShape shape = check_write_kv_shapes(checks, in);
+  check_limits(checks, backend, in.key_cache, shape.pool);
+  std::vector<int64_t> slots;
+  if (backend.reads_values()) {
+    slots = check_write_kv_values(checks, shape.pool, on_host(checks, in.slot_mapping));
+  }
+  backend.write_kv(checks, in, shape, slots);
+}
+
+void merge_states(StableIValue* stack, uint64_t, uint64_t) {
+  const Checks checks("merge_states");
+  Stack arguments(stack);
+  const MergeStatesInputs in{arguments};
+  const Backend& backend = backend_of(checks, in.out_a);
+  MergeStatesParams params = check_merge_states(checks, in);
+  const Tensor out =
+      new_rows(in.out_a, params.num_tokens, params.num_heads, params.head_dim, in.out_a.dtype);
+  const Tensor lse = new_lse(in.out_a, params.num_tokens, params.num_heads);
+  params.out = rows_of_new(out, params.num_heads, params.head_dim);
   params.lse = static_cast<float*>(lse.mutable_data_ptr());
-  cpu::merge_states(params, thread_pool());
-  return {out, lse};
+  backend.merge_states(checks, in, params);
+  stack[0] = from(out);
+  stack[1] = from(lse);
 }
 
-void copy_blocks(Tensor key_cache, Tensor value_cache, const Tensor& block_mapping,
-                 const OptionalTensor& key_scale, const OptionalTensor& value_scale) {
-  const CopyBlocksCall call = check_copy_blocks(Checks("copy_blocks"), key_cache, value_cache,
-                                                block_mapping, {key_scale, value_scale});
-  cpu::copy_blocks(call.params, thread_pool());
+void copy_blocks(StableIValue* stack, uint64_t, uint64_t) {
+  const Checks checks("copy_blocks");
+  Stack arguments(stack);
+  const CopyBlocksInputs in{arguments};
+  const Backend& backend = backend_of(checks, in.key_cache);
+  const CopyBlocksShape shape = check_copy_blocks_shapes(checks, in);
+  check_limits(checks, backend, in.key_cache, shape.pool);
+  std::vector<int64_t> pairs;
+  if (backend.reads_values()) {
+    pairs = check_copy_blocks_values(checks, shape.pool, on_host(checks, in.block_mapping));
+  }
+  backend.copy_blocks(checks, in, shape, pairs);
 }
 
-std::tuple<Tensor, Tensor> gather_kv(const Tensor& key_cache, const Tensor& value_cache,
-                                     const Tensor& block_tables, const Tensor& seq_lens,
-                                     std::optional<int64_t> num_tokens,
-                                     const OptionalTensor& key_scale,
-                                     const OptionalTensor& value_scale) {
-  GatherKvCall call = check_gather_kv(Checks("gather_kv"), key_cache, value_cache, block_tables,
-                                      seq_lens, num_tokens, {key_scale, value_scale});
-  const Pool& pool = call.params.pool;
-  const ScalarType dtype = is_quantised(pool.dtype) ? ScalarType::Float : key_cache.scalar_type();
-  Tensor key =
-      new_tensor(key_cache, {call.num_tokens, pool.num_kv_heads, pool.key.head_dim}, dtype);
-  Tensor value =
-      new_tensor(key_cache, {call.num_tokens, pool.num_kv_heads, pool.value.head_dim}, dtype);
-  call.params.key = written_rows_of(Argument("key", key));
-  call.params.value = written_rows_of(Argument("value", value));
-  cpu::gather_kv(call.params, thread_pool());
-  return {key, value};
+// The size of the result is in seq_lens, so their values are always read.
+void gather_kv(StableIValue* stack, uint64_t, uint64_t) {
+  const Checks checks("gather_kv");
+  Stack arguments(stack);
+  const GatherKvInputs in{arguments};
+  const Backend& backend = backend_of(checks, in.key_cache);
+  if (backend.gather_kv == nullptr) {
+    checks.refuse("key_cache is on an ", backend.name, ", expected a CPU tensor: no ", backend.name,
+                  " kernel gathers");
+  }
+  const GatherKvShape shape = check_gather_kv_shapes(checks, in);
+  const Argument block_tables = on_host(checks, in.block_tables);
+  const std::vector<int32_t> lengths =
+      check_gather_kv_values(checks, in, shape, block_tables, on_host(checks, in.seq_lens));
+  const int64_t num_tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  const Pool& pool = shape.pool;
+  const ScalarType dtype = is_quantised(pool.dtype) ? ScalarType::Float : in.key_cache.dtype;
+  const Tensor key =
+      new_rows(in.key_cache, num_tokens, pool.num_kv_heads, pool.key.head_dim, dtype);
+  const Tensor value =
+      new_rows(in.key_cache, num_tokens, pool.num_kv_heads, pool.value.head_dim, dtype);
+  backend.gather_kv({shape, lengths.data(), rows_of_new(key, pool.num_kv_heads, pool.key.head_dim),
+                     rows_of_new(value, pool.num_kv_heads, pool.value.head_dim)});
+  stack[0] = from(key);
+  stack[1] = from(value);
 }
 
-std::string cpu_isa() { return cpu::selected_isa().name; }
+void register_kernels(torch::stable::detail::StableLibrary& library) {
+  library.impl("attention", attention<Form::kOutput>);
+  library.impl("attention.out", attention<Form::kOut>);
+  library.impl("attention_with_lse", attention<Form::kOutputAndLse>);
+  library.impl("write_kv", write_kv);
+  library.impl("merge_states", merge_states);
+  library.impl("copy_blocks", copy_blocks);
+  library.impl("gather_kv", gather_kv);
+}
 
 }  // namespace
 }  // namespace paged
@@ -167,16 +218,6 @@ STABLE_TORCH_LIBRARY(paged, m) {
   m.def("_npu_attention_kernel(str dtype, int head_dim, int head_dim_v) -> str");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(paged, CPU, m) {
-  m.impl("attention", TORCH_BOX(&paged::attention));
-  m.impl("attention.out", TORCH_BOX(&paged::attention_out));
-  m.impl("attention_with_lse", TORCH_BOX(&paged::attention_with_lse));
-  m.impl("write_kv", TORCH_BOX(&paged::write_kv));
-  m.impl("merge_states", TORCH_BOX(&paged::merge_states));
-  m.impl("copy_blocks", TORCH_BOX(&paged::copy_blocks));
-  m.impl("gather_kv", TORCH_BOX(&paged::gather_kv));
-}
+STABLE_TORCH_LIBRARY_IMPL(paged, CPU, m) { paged::register_kernels(m); }
 
-STABLE_TORCH_LIBRARY_IMPL(paged, CompositeExplicitAutograd, m) {
-  m.impl("_cpu_isa", TORCH_BOX(&paged::cpu_isa));
-}
+STABLE_TORCH_LIBRARY_IMPL(paged, PrivateUse1, m) { paged::register_kernels(m); }

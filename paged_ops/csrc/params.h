@@ -1,5 +1,9 @@
-// What every backend computes from: plain structs, no torch, filled by checks.h once all checks
-// passed.
+// What every backend computes from: plain structs, no torch.
+//
+// A shape is what the metadata of a call's tensors and its options say: sizes, strides, dtypes, and
+// where the tensors lie in the memory of their device. arguments/ fills it, and a device that
+// leaves values where they are plans from it alone. Params are a shape and the values of lengths,
+// slots and the like, copied to the host: what the CPU kernels run on.
 //
 // Strides count elements. Offsets are 64-bit everywhere: a pool is easily larger than 2^31
 // elements.
@@ -105,24 +109,32 @@ struct TreeMask {
   }
 };
 
-struct AttentionParams {
+struct AttentionShape {
   Dtype dtype;  // of query and output
   Pool pool;
   BlockTables block_tables;
-  const int32_t* seq_lens;         // [batch]
-  const int32_t* query_start_loc;  // [batch + 1]
+  int64_t max_blocks_per_seq;
   int64_t batch;
+  int64_t num_tokens;
   int64_t num_heads;
   Rows query;
   Rows output;
   float* lse;  // [num_tokens, num_heads] contiguous, or null
   float scale;
+  float softcap;           // 0: off
+  int64_t sliding_window;  // keys a row sees, its own included; 0: no window
   bool causal;
-  int64_t sliding_window;     // keys a row sees, its own included; 0: no window
-  float softcap;              // 0: off
-  const float* alibi_slopes;  // [num_heads], or null
-  const float* sinks;         // [num_heads], or null
+  bool has_query_start_loc;  // else each sequence has one query token
+  bool has_alibi_slopes;
+  bool has_sinks;
   TreeMask tree_mask;
+};
+
+struct AttentionParams : AttentionShape {
+  const int32_t* seq_lens;         // [batch]
+  const int32_t* query_start_loc;  // [batch + 1]
+  const float* alibi_slopes;       // [num_heads], or null
+  const float* sinks;              // [num_heads], or null
 };
 
 // What one query token sees: the keys first <= k < last of its sequence.
@@ -134,43 +146,57 @@ struct Visible {
 // The query token at `position` of a sequence of `seq_len` keys. The position may be negative (more
 // query tokens than keys); such a row sees nothing under the causal mask. A tree mask hides some of
 // these keys, none of them context.
-PAGED_INLINE Visible visible(const AttentionParams& params, int64_t seq_len, int64_t position) {
+PAGED_INLINE Visible visible(const AttentionShape& shape, int64_t seq_len, int64_t position) {
   int64_t first = 0;
   int64_t last = seq_len;
-  if (params.causal && position + 1 < last) last = position + 1;
-  if (params.sliding_window > 0 && position + 1 - params.sliding_window > first) {
-    first = position + 1 - params.sliding_window;
+  if (shape.causal && position + 1 < last) last = position + 1;
+  if (shape.sliding_window > 0 && position + 1 - shape.sliding_window > first) {
+    first = position + 1 - shape.sliding_window;
   }
   if (last < 0) last = 0;
   if (first > last) first = last;
   return {first, last};
 }
 
-struct WriteKvParams {
+struct WriteKvShape {
   Dtype dtype;  // of key and value
   Pool pool;
   Rows key;
   Rows value;
-  const int64_t* slot_mapping;  // [num_tokens]; negative: write nothing
   int64_t num_tokens;
+  bool has_int64_slots;  // slot_mapping is int64, not int32
 };
 
-struct CopyBlocksParams {
+struct WriteKvParams : WriteKvShape {
+  const int64_t* slot_mapping;  // [num_tokens]; negative: write nothing
+};
+
+struct CopyBlocksShape {
   Pool pool;
-  const int64_t* block_mapping;  // [num_copies, 2] (source, destination); no destination twice
   int64_t num_copies;
+  bool has_int64_ids;     // block_mapping is int64, not int32
+  int64_t id_row_stride;  // strides of block_mapping
+  int64_t id_column_stride;
 };
 
-struct GatherKvParams {
+struct CopyBlocksParams : CopyBlocksShape {
+  const int64_t* block_mapping;  // [num_copies, 2] (source, destination); no destination twice
+};
+
+struct GatherKvShape {
   Dtype dtype;  // of key and value: float32 where the pool is quantised
   Pool pool;
   BlockTables block_tables;
-  const int32_t* seq_lens;  // [batch]
   int64_t batch;
+};
+
+struct GatherKvParams : GatherKvShape {
+  const int32_t* seq_lens;  // [batch]
   Rows key;
   Rows value;
 };
 
+// A shape without values: nothing of it depends on what a tensor holds.
 struct MergeStatesParams {
   Dtype dtype;
   int64_t num_tokens;

@@ -550,6 +550,11 @@ def contents(arguments: Arguments) -> list[Tensor]:
     return [torch.tensor(t.untyped_storage(), dtype=torch.uint8) for t in tensors]
 
 
+def references(arguments: Arguments) -> list[int]:
+    """Count who holds each tensor."""
+    return [a._use_count() for a in arguments.values() if isinstance(a, Tensor)]
+
+
 def assert_refuses(refusal: Refusal, arguments: Arguments) -> None:
     with pytest.raises(RuntimeError) as caught:
         call(refusal.op, arguments)
@@ -566,6 +571,15 @@ def test_bad_input_is_refused_by_name_and_nothing_is_written(refusal: Refusal) -
     before = contents(arguments)
     assert_refuses(refusal, arguments)
     assert all(same_bits(a, b) for a, b in zip(contents(arguments), before, strict=True))
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=str)
+def test_a_refused_call_lets_go_of_all_its_arguments(refusal: Refusal) -> None:
+    arguments = good_arguments(refusal.op)
+    refusal.change(arguments)
+    before = references(arguments)
+    assert_refuses(refusal, arguments)
+    assert references(arguments) == before
 
 
 @pytest.mark.parametrize(
@@ -589,7 +603,10 @@ ALL_OPS = (*ATTENTION, "write_kv", "copy_blocks", "gather_kv", "merge_states")
 
 @pytest.mark.parametrize("op", ALL_OPS)
 def test_the_good_call_that_the_table_changes_is_good(op: str) -> None:
-    call(op, good_arguments(op))
+    arguments = good_arguments(op)
+    before = references(arguments)
+    call(op, arguments)
+    assert references(arguments) == before
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         arguments = good_arguments(op)
         fakes = {

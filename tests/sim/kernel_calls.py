@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from tests.sim.harness import ROOT, Kernel, Part, Result, launch, read, update, 
 
 OP_KERNEL = ROOT / "op_kernel"
 SLOTS = 5  # kExchangeBuffers of op_kernel/attention_tiling_data.h
-_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
@@ -44,11 +44,32 @@ def _bytes(struct: ctypes.Structure) -> np.ndarray:
     return np.frombuffer(bytes(struct), dtype=np.uint8)
 
 
-def _planned(answer: host.Answer) -> str:
-    """Return the name of the entry point, or raise what the tiling refused."""
-    if answer.refusal:
-        raise ValueError(answer.refusal.decode())
-    return str(answer.kernel.decode())
+def _plan(op: str, shape: ctypes.Structure, cores: int, wanted: str = "") -> host.Plan:
+    """Plan a call, or raise what the tiling refused."""
+    plan = host.plan(op, shape, cores, wanted)
+    if plan.refusal:
+        raise ValueError(plan.refusal)
+    return plan
+
+
+def _dtype(tensor: Tensor) -> int:
+    return host.DTYPES.index(str(tensor.dtype).removeprefix("torch."))
+
+
+def _pool(key_cache: Tensor, value_cache: Tensor) -> Any:
+    """Return the pool, without the addresses, which no plan reads."""
+    return host.Pool(
+        _dtype(key_cache), *key_cache.shape[:3], _cache(key_cache), _cache(value_cache)
+    )
+
+
+def _cache(cache: Tensor) -> Any:
+    return host.Cache(None, cache.shape[3], *cache.stride()[:3])
+
+
+def _rows(num_heads: int, head_dim: int) -> Any:
+    """Return contiguous rows."""
+    return host.Rows(None, num_heads * head_dim, head_dim)
 
 
 @dataclass(frozen=True)
@@ -58,7 +79,7 @@ class AttentionRun:
     output: Tensor
     lse: Tensor
     kernel: str  # "vector" or "mixed"
-    tiling: host.AttentionTilingData
+    tiling: Any  # host.AttentionTilingData
     num_cores: int
     result: Result
 
@@ -81,7 +102,7 @@ def attention(
     cores: int = 48,
     seed: int = 0,
     folder: Path = OP_KERNEL,
-    adjust: Callable[[host.AttentionTilingData], None] | None = None,
+    adjust: Callable[[Any], None] | None = None,
     wanted: str = "",
 ) -> AttentionRun:
     """Plan and launch the attention kernel on contiguous tensors; the caches may be permuted.
@@ -102,41 +123,35 @@ def attention(
         The kernel, "vector" or "mixed"; empty: the usual one.
     """
     num_tokens, num_heads, head_dim = query.shape
-    num_blocks, block_size, num_kv_heads, head_dim_v = value_cache.shape
-    shape = host.AttentionTilingData(
-        num_tokens=num_tokens,
-        batch=len(seq_lens),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        num_blocks=num_blocks,
-        block_size=block_size,
+    head_dim_v = value_cache.shape[3]
+    output = np.zeros((num_tokens, num_heads, head_dim_v), dtype=to_numpy(query).dtype)
+    lse = np.zeros((num_tokens, num_heads), dtype=np.float32)
+    shape = host.AttentionShape(
+        dtype=_dtype(query),
+        pool=_pool(key_cache, value_cache),
+        block_tables=host.BlockTables(None, block_tables.shape[1], 1),
         max_blocks_per_seq=block_tables.shape[1],
-        table_row_stride=block_tables.shape[1],
-        table_column_stride=1,
-        query=host.RowLayout(num_heads * head_dim, head_dim),
-        output=host.RowLayout(num_heads * head_dim_v, head_dim_v),
-        key=_cache_layout(key_cache),
-        value=_cache_layout(value_cache),
+        batch=len(seq_lens),
+        num_tokens=num_tokens,
+        num_heads=num_heads,
+        query=_rows(num_heads, head_dim),
+        output=_rows(num_heads, head_dim_v),
+        lse=lse.ctypes.data if with_lse else None,
+        scale=head_dim**-0.5 if scale is None else scale,
+        softcap=softcap,
         sliding_window=sliding_window or 0,
         causal=causal,
         has_query_start_loc=query_start_loc is not None,
         has_alibi_slopes=alibi_slopes is not None,
         has_sinks=sinks is not None,
-        has_lse=with_lse,
-        scale=head_dim**-0.5 if scale is None else scale,
-        softcap=softcap,
     )
-    dtype = _NAMES[query.dtype]
-    answer = host.plan_attention(shape, dtype, cores, wanted)
-    name = _planned(answer)
+    plan = _plan("attention", shape, cores, wanted)
     if adjust is not None:
-        adjust(shape)
-    output = np.zeros((num_tokens, num_heads, head_dim_v), dtype=to_numpy(query).dtype)
-    lse = np.zeros((num_tokens, num_heads), dtype=np.float32)
-    workspace = np.zeros(answer.workspace_bytes, dtype=np.uint8)
+        adjust(plan.tiling)
+    workspace = np.zeros(plan.workspace_bytes, dtype=np.uint8)
     result = launch(
-        kernel(name, f"{answer.stem.decode()}.cpp", folder),
-        answer.num_cores,
+        kernel(plan.kernel, f"{plan.stem}.cpp", folder),
+        plan.num_cores,
         read(to_numpy(query), "query"),
         read(to_numpy(_storage(key_cache)), "key_cache"),
         read(to_numpy(_storage(value_cache)), "value_cache"),
@@ -147,35 +162,35 @@ def attention(
         0 if sinks is None else read(to_numpy(sinks), "sinks"),
         write(output, "output"),
         write(lse, "lse") if with_lse else 0,
-        write(workspace, "workspace", parts=_exchange_parts(shape, answer.num_cores, query))
-        if answer.workspace_bytes
+        write(workspace, "workspace", parts=_exchange_parts(plan.tiling, plan.num_cores, query))
+        if plan.workspace_bytes
         else 0,
-        read(_bytes(shape), "tiling"),
+        read(_bytes(plan.tiling), "tiling"),
         seed=seed,
     )
     return AttentionRun(
         from_numpy(output, query.dtype),
         torch.from_numpy(lse),
-        "mixed" if "mixed" in name else "vector",
-        shape,
-        answer.num_cores,
+        "mixed" if "mixed" in plan.kernel else "vector",
+        plan.tiling,
+        plan.num_cores,
         result,
     )
 
 
-def _exchange_parts(shape: host.AttentionTilingData, groups: int, query: Tensor) -> list[Part]:
+def _exchange_parts(tiling: Any, groups: int, query: Tensor) -> list[Part]:
     """Name what the cores of the mixed kernel's groups hand each other, as exchange.h."""
-    if not shape.exchange_bytes:
+    if not tiling.exchange_bytes:
         return []
-    pairs = shape.max_rows * shape.exchange_keys
+    pairs = tiling.max_rows * tiling.exchange_keys
     sizes = {
         "scores": SLOTS * pairs * 4,
         "weights": SLOTS * pairs * query.element_size(),
-        "products": SLOTS * shape.max_rows * shape.value.head_dim * 4,
+        "products": SLOTS * tiling.max_rows * tiling.value.head_dim * 4,
     }
     parts = []
     for group in range(groups):
-        at = group * shape.exchange_bytes
+        at = group * tiling.exchange_bytes
         for name, size in sizes.items():
             parts.append(Part(name, at, size))
             at += size
@@ -185,11 +200,6 @@ def _exchange_parts(shape: host.AttentionTilingData, groups: int, query: Tensor)
 def _storage(tensor: Tensor) -> Tensor:
     """Return the elements of a whole storage, in the order in which they lie there."""
     return torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-
-
-def _cache_layout(cache: Tensor) -> host.CacheLayout:
-    block_stride, token_stride, head_stride, _ = cache.stride()
-    return host.CacheLayout(cache.shape[3], block_stride, token_stride, head_stride)
 
 
 def write_kv(
@@ -205,28 +215,24 @@ def write_kv(
 ) -> Result:
     """Plan and launch the write_kv kernel; the contiguous caches are written in place."""
     num_tokens, num_kv_heads, head_dim = key.shape
-    head_dim_v = value.shape[2]
-    shape = host.WriteKvTilingData(
+    shape = host.WriteKvShape(
+        dtype=_dtype(key),
+        pool=_pool(key_cache, value_cache),
+        key=_rows(num_kv_heads, head_dim),
+        value=_rows(num_kv_heads, value.shape[2]),
         num_tokens=num_tokens,
-        num_kv_heads=num_kv_heads,
-        num_blocks=key_cache.shape[0],
-        block_size=key_cache.shape[1],
-        key_rows=host.RowLayout(num_kv_heads * head_dim, head_dim),
-        value_rows=host.RowLayout(num_kv_heads * head_dim_v, head_dim_v),
-        key=_cache_layout(key_cache),
-        value=_cache_layout(value_cache),
         has_int64_slots=slot_mapping.dtype == torch.int64,
     )
-    answer = host.plan("write_kv", shape, key.element_size(), cores)
+    plan = _plan("write_kv", shape, cores)
     return launch(
-        kernel(_planned(answer), "write_kv.cpp", folder),
-        answer.num_cores,
+        kernel(plan.kernel, "write_kv.cpp", folder),
+        plan.num_cores,
         read(to_numpy(key), "key"),
         read(to_numpy(value), "value"),
         update(to_numpy(key_cache), "key_cache"),
         update(to_numpy(value_cache), "value_cache"),
         read(to_numpy(slot_mapping), "slot_mapping"),
-        read(_bytes(shape), "tiling"),
+        read(_bytes(plan.tiling), "tiling"),
         seed=seed,
     )
 
@@ -241,29 +247,23 @@ def copy_blocks(
     folder: Path = OP_KERNEL,
 ) -> Result:
     """Plan and launch the copy_blocks kernel; the contiguous caches are written in place."""
-    num_blocks, block_size, num_kv_heads, _ = key_cache.shape
-    shape = host.CopyBlocksTilingData(
+    shape = host.CopyBlocksShape(
+        pool=_pool(key_cache, value_cache),
         num_copies=len(block_mapping),
-        num_kv_heads=num_kv_heads,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        key=_cache_layout(key_cache),
-        value=_cache_layout(value_cache),
         has_int64_ids=block_mapping.dtype == torch.int64,
         id_row_stride=2,
         id_column_stride=1,
     )
-    answer = host.plan("copy_blocks", shape, key_cache.element_size(), cores)
-    name = _planned(answer)
-    workspace = np.zeros(answer.workspace_bytes, dtype=np.uint8)
+    plan = _plan("copy_blocks", shape, cores)
+    workspace = np.zeros(plan.workspace_bytes, dtype=np.uint8)
     return launch(
-        kernel(name, "copy_blocks.cpp", folder),
-        answer.num_cores,
+        kernel(plan.kernel, "copy_blocks.cpp", folder),
+        plan.num_cores,
         update(to_numpy(key_cache), "key_cache"),
         update(to_numpy(value_cache), "value_cache"),
         read(to_numpy(block_mapping), "block_mapping"),
         write(workspace, "workspace"),
-        read(_bytes(shape), "tiling"),
+        read(_bytes(plan.tiling), "tiling"),
         seed=seed,
     )
 
@@ -280,25 +280,23 @@ def merge_states(
 ) -> tuple[Tensor, Tensor, Result]:
     """Plan and launch the merge_states kernel on contiguous tensors."""
     num_tokens, num_heads, head_dim = out_a.shape
-    rows = host.RowLayout(num_heads * head_dim, head_dim)
-    lse_rows = host.RowLayout(num_heads, 1)
-    shape = host.MergeStatesTilingData(
-        num_tokens, num_heads, head_dim, rows, rows, rows, lse_rows, lse_rows
+    rows, lse_rows = _rows(num_heads, head_dim), _rows(num_heads, 1)
+    shape = host.MergeStatesParams(
+        _dtype(out_a), num_tokens, num_heads, head_dim, rows, rows, rows, lse_rows, lse_rows
     )
-    answer = host.plan("merge_states", shape, _NAMES[out_a.dtype], cores)
-    name = _planned(answer)
+    plan = _plan("merge_states", shape, cores)
     out = np.zeros(tuple(out_a.shape), dtype=to_numpy(out_a).dtype)
     lse = np.zeros((num_tokens, num_heads), dtype=np.float32)
     result = launch(
-        kernel(name, "merge_states.cpp", folder),
-        answer.num_cores,
+        kernel(plan.kernel, "merge_states.cpp", folder),
+        plan.num_cores,
         read(to_numpy(out_a), "out_a"),
         read(to_numpy(lse_a), "lse_a"),
         read(to_numpy(out_b), "out_b"),
         read(to_numpy(lse_b), "lse_b"),
         write(out, "out"),
         write(lse, "lse"),
-        read(_bytes(shape), "tiling"),
+        read(_bytes(plan.tiling), "tiling"),
         seed=seed,
     )
     return from_numpy(out, out_a.dtype), torch.from_numpy(lse), result

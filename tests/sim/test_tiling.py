@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,37 +27,53 @@ def shape(
     head_dim: int = 128,
     head_dim_v: int | None = None,
     capacity: int = 2048,
-) -> host.AttentionTilingData:
-    data = host.AttentionTilingData(
+    dtype: str = "float16",
+    starts: bool = False,
+    alibi: bool = False,
+) -> Any:
+    return host.AttentionShape(
+        dtype=host.DTYPES.index(dtype),
+        pool=pool(dtype, num_kv_heads, head_dim, head_dim_v),
         num_tokens=batch if num_tokens is None else num_tokens,
         batch=batch,
         num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        block_size=16,
         max_blocks_per_seq=capacity // 16,
+        has_query_start_loc=starts,
+        has_alibi_slopes=alibi,
     )
-    data.key.head_dim = head_dim
-    data.value.head_dim = head_dim if head_dim_v is None else head_dim_v
-    return data
 
 
-def ub_bytes(data: host.AttentionTilingData, dtype: str) -> int:
+def pool(dtype: str, num_kv_heads: int, head_dim: int, head_dim_v: int | None = None) -> Any:
+    return host.Pool(
+        dtype=host.DTYPES.index(dtype),
+        block_size=16,
+        num_kv_heads=num_kv_heads,
+        key=host.Cache(head_dim=head_dim),
+        value=host.Cache(head_dim=head_dim if head_dim_v is None else head_dim_v),
+    )
+
+
+def plan(cores: int = 48, wanted: str = "", **call: Any) -> host.Plan:
+    """Plan a call of attention."""
+    return host.plan("attention", shape(**call), cores, wanted)
+
+
+def ub_bytes(tiling: Any, dtype: str) -> int:
     element = 4 if dtype == "float32" else 2
     return host.library().attention_ub_bytes(
-        data.key.head_dim, data.value.head_dim, element, data.max_rows, data.tile
+        tiling.key.head_dim, tiling.value.head_dim, element, tiling.max_rows, tiling.tile
     )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_every_head_dim_up_to_256_fits_the_unified_buffer(dtype: str, head_dim: int) -> None:
-    data = shape(head_dim=head_dim)
-    answer = host.plan_attention(data, dtype, wanted="vector")
-    assert answer.refusal == b""
-    assert answer.kernel.decode() == f"paged_attention_{dtype}"
-    assert data.tile in (16, 32, 64)
-    assert data.max_rows in (8, 16)
-    assert ub_bytes(data, dtype) <= host.library().usable_ub()
+    answer = plan(wanted="vector", head_dim=head_dim, dtype=dtype)
+    assert answer.refusal == ""
+    assert answer.kernel == f"paged_attention_{dtype}"
+    assert answer.tiling.tile in (16, 32, 64)
+    assert answer.tiling.max_rows in (8, 16)
+    assert ub_bytes(answer.tiling, dtype) <= host.library().usable_ub()
 
 
 @given(
@@ -64,40 +84,40 @@ def test_every_head_dim_up_to_256_fits_the_unified_buffer(dtype: str, head_dim: 
 def test_a_plan_is_the_largest_step_that_fits_or_a_refusal(
     head_dim: int, head_dim_v: int, dtype: str
 ) -> None:
-    data = shape(head_dim=head_dim, head_dim_v=head_dim_v)
-    answer = host.plan_attention(data, dtype, wanted="vector")
+    answer = plan(wanted="vector", head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype)
+    element = 4 if dtype == "float32" else 2
+    step_bytes = partial(host.library().attention_ub_bytes, head_dim, head_dim_v, element)
     usable = host.library().usable_ub()
     if answer.refusal:
-        assert b"unified buffer" in answer.refusal
-        data.max_rows, data.tile = 8, 16
-        assert ub_bytes(data, dtype) > usable
+        assert "unified buffer" in answer.refusal
+        assert step_bytes(8, 16) > usable
         return
-    assert ub_bytes(data, dtype) <= usable
-    if (data.max_rows, data.tile) != (16, 64):
+    step = (answer.tiling.max_rows, answer.tiling.tile)
+    assert step_bytes(*step) <= usable
+    if step != (16, 64):
         larger = {(16, 32): (16, 64), (8, 32): (16, 32), (16, 16): (8, 32), (8, 16): (16, 16)}
-        data.max_rows, data.tile = larger[data.max_rows, data.tile]
-        assert ub_bytes(data, dtype) > usable
+        assert step_bytes(*larger[step]) > usable
 
 
 @pytest.mark.parametrize("head_dim", [1, 8, 72, 100, 2048])
 def test_a_head_dim_that_is_no_multiple_of_16_is_refused_with_the_limit(head_dim: int) -> None:
-    answer = host.plan_attention(shape(head_dim=head_dim), "float16", wanted="vector")
-    assert f"head_dim is {head_dim}, expected a multiple of 16".encode() in answer.refusal
+    answer = plan(wanted="vector", head_dim=head_dim)
+    assert f"head_dim is {head_dim}, expected a multiple of 16" in answer.refusal
 
 
 def test_few_long_sequences_are_split_and_many_are_not() -> None:
-    few, many = shape(batch=1, capacity=32768), shape(num_tokens=8192)
-    assert host.plan_attention(few, "float16", wanted="vector").workspace_bytes > 0
-    assert few.split == 1
-    assert host.plan_attention(many, "float16", wanted="vector").workspace_bytes == 0
-    assert many.split == 0
+    few = plan(wanted="vector", batch=1, capacity=32768)
+    many = plan(wanted="vector", num_tokens=8192)
+    assert few.workspace_bytes > 0
+    assert few.tiling.split == 1
+    assert many.workspace_bytes == 0
+    assert many.tiling.split == 0
 
 
 def test_the_workspace_holds_one_state_per_row_and_piece() -> None:
-    data = shape(batch=3, capacity=5000)
-    answer = host.plan_attention(data, "float16", wanted="vector")
-    assert data.max_pieces == -(-4992 // PIECE)
-    assert answer.workspace_bytes == 3 * 32 * data.max_pieces * (128 + 16) * 4
+    answer = plan(wanted="vector", batch=3, capacity=5000)
+    assert answer.tiling.max_pieces == -(-4992 // PIECE)
+    assert answer.workspace_bytes == 3 * 32 * answer.tiling.max_pieces * (128 + 16) * 4
 
 
 @pytest.mark.parametrize("batch", [1, 64, 4096])
@@ -105,7 +125,7 @@ def test_the_workspace_holds_one_state_per_row_and_piece() -> None:
 def test_the_workspace_stays_bounded_whatever_the_table_could_hold(
     batch: int, capacity: int
 ) -> None:
-    answer = host.plan_attention(shape(batch=batch, capacity=capacity), "float16", wanted="vector")
+    answer = plan(wanted="vector", batch=batch, capacity=capacity)
     assert answer.workspace_bytes <= 256 * 2**20
 
 
@@ -118,19 +138,18 @@ def test_the_workspace_stays_bounded_whatever_the_table_could_hold(
 def test_no_launch_has_more_blocks_than_the_chip_has_cores_nor_none(
     batch: int, num_tokens: int, cores: int, capacity: int
 ) -> None:
-    data = shape(batch=batch, num_tokens=num_tokens, capacity=capacity)
-    assert 1 <= host.plan_attention(data, "bfloat16", cores, wanted="vector").num_cores <= cores
-    assert 1 <= host.plan_attention(data, "bfloat16", cores, "mixed").num_cores <= cores // 2
+    data = shape(batch=batch, num_tokens=num_tokens, capacity=capacity, dtype="bfloat16")
+    assert 1 <= host.plan("attention", data, cores, "vector").num_cores <= cores
+    assert 1 <= host.plan("attention", data, cores, "mixed").num_cores <= cores // 2
 
 
 # The kernel on cube and vector cores
 
 
 def kernel_of(head_dim: int, head_dim_v: int, dtype: str, wanted: str = "") -> str:
-    data = shape(head_dim=head_dim, head_dim_v=head_dim_v)
-    answer = host.plan_attention(data, dtype, wanted=wanted)
-    assert answer.refusal == b""
-    return str(answer.stem.decode())
+    answer = plan(wanted=wanted, head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype)
+    assert answer.refusal == ""
+    return answer.stem
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -154,8 +173,8 @@ def test_float32_takes_the_vector_kernel(wanted: str) -> None:
 
 
 def test_a_kernel_of_another_name_is_refused() -> None:
-    answer = host.plan_attention(shape(), "float16", wanted="cube")
-    assert answer.refusal == b'PAGED_NPU_KERNEL is "cube", expected "vector" or "mixed"'
+    answer = plan(wanted="cube")
+    assert answer.refusal == 'PAGED_NPU_KERNEL is "cube", expected "vector" or "mixed"'
 
 
 @given(
@@ -169,14 +188,14 @@ def test_the_choice_depends_on_dtype_and_head_dims_alone(
     batch: int, num_tokens: int, num_kv_heads: int, group: int, starts: bool
 ) -> None:
     # A row has the same bits in decode and in prefill, in any batch, only if one kernel serves all.
-    data = shape(
+    answer = plan(
         batch=batch,
         num_tokens=num_tokens if starts else batch,
         num_heads=num_kv_heads * group,
         num_kv_heads=num_kv_heads,
+        starts=starts,
     )
-    data.has_query_start_loc = starts
-    assert host.plan_attention(data, "float16").stem == b"attention_mixed"
+    assert answer.stem == "attention_mixed"
 
 
 @given(
@@ -189,14 +208,17 @@ def test_the_choice_depends_on_dtype_and_head_dims_alone(
 def test_a_mixed_plan_fits_every_memory_of_cube_and_vector_cores(
     head_dim: int, head_dim_v: int, num_tokens: int, group: int, alibi: bool
 ) -> None:
-    data = shape(
-        num_tokens=num_tokens, num_heads=8 * group, head_dim=head_dim, head_dim_v=head_dim_v
+    answer = plan(
+        num_tokens=num_tokens,
+        num_heads=8 * group,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        starts=True,
+        alibi=alibi,
     )
-    data.has_query_start_loc = True
-    data.has_alibi_slopes = alibi
-    answer = host.plan_attention(data, "float16")
-    if answer.stem != b"attention_mixed":
+    if answer.stem != "attention_mixed":
         return
+    data = answer.tiling
     library = host.library()
     assert data.max_rows in (16, 32, 64, 128)
     assert data.tile in (16, 32, 64, 128)
@@ -217,29 +239,23 @@ def test_a_mixed_plan_fits_every_memory_of_cube_and_vector_cores(
 
 
 def test_the_exchange_holds_five_steps_of_a_short_table_and_no_more() -> None:
-    data = shape(batch=3, capacity=200)
-    answer = host.plan_attention(data, "float16")
-    assert data.exchange_keys == 256
-    assert data.exchange_bytes == 5 * 16 * (256 * (4 + 2) + 128 * 4) + 256
-    assert answer.workspace_bytes == answer.num_cores * data.exchange_bytes
+    answer = plan(batch=3, capacity=200)
+    assert answer.tiling.exchange_keys == 256
+    assert answer.tiling.exchange_bytes == 5 * 16 * (256 * (4 + 2) + 128 * 4) + 256
+    assert answer.workspace_bytes == answer.num_cores * answer.tiling.exchange_bytes
 
 
 def test_decode_is_split_on_the_cube_and_prefill_is_not() -> None:
-    decode, prefill = shape(batch=1, capacity=32768), shape(batch=1, num_tokens=2048)
-    prefill.has_query_start_loc = True
-    host.plan_attention(decode, "float16")
-    host.plan_attention(prefill, "float16")
-    assert decode.split == 1
-    assert prefill.split == 0
+    assert plan(batch=1, capacity=32768).tiling.split == 1
+    assert plan(batch=1, num_tokens=2048, starts=True).tiling.split == 0
 
 
 def test_the_step_depends_on_dtype_and_head_dims_alone() -> None:
     # The bits of a row depend on it, and must not depend on the rest of the batch.
     steps = set()
     for batch, tokens, capacity in ((1, 1, 64), (64, 64, 4096), (2, 4000, 131072)):
-        data = shape(batch=batch, num_tokens=tokens, capacity=capacity)
-        host.plan_attention(data, "float16", wanted="vector")
-        steps.add((data.tile, data.max_rows))
+        answer = plan(wanted="vector", batch=batch, num_tokens=tokens, capacity=capacity)
+        steps.add((answer.tiling.tile, answer.tiling.max_rows))
     assert len(steps) == 1
 
 
@@ -264,29 +280,121 @@ def test_a_chip_has_two_vector_cores_for_each_cube_core() -> None:
     assert host.library().soc_cube_cores(b"Ascend310P") == 0
 
 
-@pytest.mark.parametrize("element_size", [2, 4])
+@pytest.mark.parametrize(("dtype", "element_size"), [("bfloat16", 2), ("float32", 4)])
 @pytest.mark.parametrize("head_dim", [8, 128, 576, 20000])
-def test_copies_move_as_many_vectors_as_two_buffers_hold(element_size: int, head_dim: int) -> None:
-    data = host.WriteKvTilingData(num_tokens=100, num_kv_heads=5000)
-    data.key.head_dim = data.value.head_dim = head_dim
-    answer = host.plan("write_kv", data, element_size)
+def test_copies_move_as_many_vectors_as_two_buffers_hold(
+    dtype: str, element_size: int, head_dim: int
+) -> None:
+    call = host.WriteKvShape(pool=pool(dtype, 5000, head_dim), num_tokens=100)
+    answer = host.plan("write_kv", call)
     pitch = -(-head_dim * element_size // 32) * 32
-    assert answer.refusal == b""
-    assert 1 <= data.heads_per_copy <= 4095
-    assert 2 * data.heads_per_copy * pitch <= host.library().usable_ub()
+    assert answer.refusal == ""
+    assert answer.kernel == f"paged_write_kv_{8 * element_size}bit"
+    assert 1 <= answer.tiling.heads_per_copy <= 4095
+    assert 2 * answer.tiling.heads_per_copy * pitch <= host.library().usable_ub()
     assert answer.num_cores == 48
 
 
 def test_a_vector_larger_than_a_buffer_is_refused() -> None:
-    data = host.CopyBlocksTilingData(num_copies=1, num_kv_heads=1, block_size=16)
-    data.key.head_dim = data.value.head_dim = 10**6
-    assert b"head_dim is 1000000" in host.plan("copy_blocks", data, 4).refusal
+    call = host.CopyBlocksShape(pool=pool("float32", 1, 10**6), num_copies=1)
+    assert "head_dim is 1000000" in host.plan("copy_blocks", call).refusal
 
 
 @pytest.mark.parametrize(("dtype", "widest"), [("float16", 704), ("float32", 464)])
 def test_merging_is_refused_beyond_what_the_unified_buffer_holds(dtype: str, widest: int) -> None:
-    fits = host.MergeStatesTilingData(num_tokens=1, num_heads=1, head_dim=widest)
-    assert host.plan("merge_states", fits, dtype).refusal == b""
-    beyond = host.MergeStatesTilingData(num_tokens=1, num_heads=1, head_dim=widest + 16)
-    refusal = host.plan("merge_states", beyond, dtype).refusal
-    assert f"expected a multiple of 16 from 16 to {widest}".encode() in refusal
+    def refusal(head_dim: int) -> str:
+        call = host.MergeStatesParams(host.DTYPES.index(dtype), 1, 1, head_dim)
+        return host.plan("merge_states", call).refusal
+
+    assert refusal(widest) == ""
+    assert f"expected a multiple of 16 from 16 to {widest}" in refusal(widest + 16)
+
+
+# From the shape to what the kernels read
+
+
+def numbers(struct: ctypes.Structure, path: str = "") -> dict[str, tuple[Any, str]]:
+    """Return the struct and the name by which each number of it is set, by its dotted name."""
+    found: dict[str, tuple[Any, str]] = {}
+    for name, kind in struct._fields_:
+        if issubclass(kind, ctypes.Structure):
+            found |= numbers(getattr(struct, name), f"{path}{name}.")
+        else:
+            found[f"{path}{name}"] = (struct, name)
+    return found
+
+
+# How the shapes call what the tiling calls by another name, at the begin of a dotted name.
+IN_THE_SHAPE = {
+    "num_kv_heads": "pool.num_kv_heads",
+    "num_blocks": "pool.num_blocks",
+    "block_size": "pool.block_size",
+    "table_row_stride": "block_tables.row_stride",
+    "table_column_stride": "block_tables.column_stride",
+    "has_lse": "lse",
+    "key": "pool.key",
+    "value": "pool.value",
+    "key_rows": "key",
+    "value_rows": "value",
+}
+DECIDED = (
+    *("tile", "max_rows", "piece", "split", "max_pieces", "key_columns", "value_columns"),
+    *("chunk_buffers", "part_elements", "exchange_keys", "exchange_bytes"),
+    *("heads_per_copy", "tokens_per_copy"),
+)
+
+
+@pytest.mark.parametrize("op", list(host.STRUCTS))
+def test_the_tiling_has_every_number_of_the_shape_in_its_place(op: str) -> None:
+    call = getattr(host, host.STRUCTS[op][0])()
+    said = numbers(call)
+    flags = [name for name, place in said.items() if isinstance(getattr(*place), bool)]
+    for number, name in enumerate(said.keys() - flags, 101):
+        setattr(*said[name], 16 * number)  # head_dim is a multiple
+    for name in {"dtype", "pool.dtype"} & set(said):
+        setattr(*said[name], host.DTYPES.index("float32"))
+    if op == "attention":
+        call.pool.key.head_dim, call.pool.value.head_dim = 128, 64
+    if op == "merge_states":
+        call.head_dim = 128
+    for flag in [*flags, None]:
+        for name in flags:
+            setattr(*said[name], name == flag)
+        answer = host.plan(op, call)
+        assert answer.refusal == ""
+        for name, place in numbers(answer.tiling).items():
+            if name in DECIDED:
+                continue
+            first, dot, rest = name.partition(".")
+            value = getattr(*said[IN_THE_SHAPE.get(first, first) + dot + rest])
+            assert getattr(*place) == (1 if name == "has_lse" else value), name
+
+
+def test_a_struct_lies_in_memory_as_the_compiler_laid_it() -> None:
+    for name, described in host.described_structs().items():
+        made = getattr(host, name)
+        assert ctypes.sizeof(made) == described["size"]
+        for field, _, offset, size in described["fields"]:
+            assert (getattr(made, field).offset, getattr(made, field).size) == (offset, size)
+
+
+def swap_names(fields: list[Any]) -> None:
+    fields[0][:3], fields[1][:3] = fields[1][:3], fields[0][:3]
+
+
+SPOILED = {
+    "two fields that changed places": swap_names,
+    "a field left out": lambda fields: fields.pop(1),
+    "a field of another size": lambda fields: fields[0].__setitem__(1, "bool"),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+@pytest.mark.parametrize("name", ["AttentionTilingData", "AttentionShape", "Pool"])
+def test_a_struct_that_is_mirrored_wrongly_is_noticed(
+    name: str, spoil: Callable[[list[Any]], Any]
+) -> None:
+    described = copy.deepcopy(host.described_structs())
+    spoil(described[name]["fields"])
+    with pytest.raises(AssertionError, match=name):
+        host.make_structs(described)

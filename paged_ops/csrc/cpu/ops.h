@@ -1,5 +1,4 @@
-// The CPU implementation of each op: what library.cpp calls once checks.h has accepted the
-// arguments.
+// The CPU implementation of each op: what backend.cpp calls once the arguments are checked.
 #pragma once
 
 #include "cpu/thread_pool.h"

@@ -1,0 +1,65 @@
+// The CPU as a device of the ops: torch's threads, and values copied to where kernels expect them.
+#include "backend.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <string>
+
+#include "cpu/kernels.h"
+#include "cpu/ops.h"
+
+namespace paged::cpu {
+namespace {
+
+ThreadPool thread_pool() {
+  return {static_cast<int64_t>(torch::stable::get_num_threads()),
+          [](int64_t count, void (*body)(int64_t, int64_t, void*), void* context) {
+            torch::stable::parallel_for(
+                0, count, 1, [&](int64_t begin, int64_t end) { body(begin, end, context); });
+          }};
+}
+
+// alibi_slopes or sinks.
+std::vector<float> per_head_values(const Argument& arg) {
+  return arg.is_given() ? copy_of<float>(arg) : std::vector<float>();
+}
+
+void run_attention(const Checks&, const AttentionInputs& in, const AttentionShape& shape,
+                   const AttentionValues& values) {
+  const std::vector<float> alibi_slopes = per_head_values(in.alibi_slopes);
+  const std::vector<float> sinks = per_head_values(in.sinks);
+  attention({shape, values.seq_lens.data(), values.query_start_loc.data(),
+             shape.has_alibi_slopes ? alibi_slopes.data() : nullptr,
+             shape.has_sinks ? sinks.data() : nullptr},
+            thread_pool());
+}
+
+std::string isa() { return selected_isa().name; }
+
+}  // namespace
+
+const Backend backend = {
+    .name = "CPU",
+    .takes_quantised = true,
+    .takes_tree_mask = true,
+    .reads_values = [] { return true; },
+    .attention = run_attention,
+    .write_kv =
+        [](const Checks&, const WriteKvInputs&, const WriteKvShape& shape,
+           const std::vector<int64_t>& slots) { write_kv({shape, slots.data()}, thread_pool()); },
+    .copy_blocks =
+        [](const Checks&, const CopyBlocksInputs&, const CopyBlocksShape& shape,
+           const std::vector<int64_t>& pairs) {
+          copy_blocks({shape, pairs.data()}, thread_pool());
+        },
+    .gather_kv = [](const GatherKvParams& params) { gather_kv(params, thread_pool()); },
+    .merge_states = [](const Checks&, const MergeStatesInputs&,
+                       const MergeStatesParams& params) { merge_states(params, thread_pool()); },
+};
+
+}  // namespace paged::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(paged, CompositeExplicitAutograd, m) {
+  m.impl("_cpu_isa", TORCH_BOX(&paged::cpu::isa));
+}

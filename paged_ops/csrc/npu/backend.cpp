@@ -1,0 +1,205 @@
+// An NPU as a device of the ops: plans from shapes, and launches into torch's stream.
+//
+// Lengths, tables, slots and mappings stay on the device, so nothing waits for it and a captured
+// graph may be replayed after they have changed; the kernels clamp what they read. With
+// PAGED_CHECK=1 these values are copied to the host first and refused as the CPU op refuses them.
+#include "backend.h"
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <cstdlib>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "npu/launch.h"
+#include "op_host/attention_tiling.h"
+#include "op_host/copy_blocks_tiling.h"
+#include "op_host/merge_states_tiling.h"
+#include "op_host/write_kv_tiling.h"
+
+// Torch's own from 2.13 on; null in older ones, which have no other way to the handle of a stream
+// that needs no header of torch_npu.
+extern "C" __attribute__((weak)) AOTITorchError torch_stream_native_handle(StreamHandle stream,
+                                                                           void** handle);
+
+namespace paged::npu {
+namespace {
+
+// The stream of torch on that device, which must be current. torch_npu empties its queue of
+// operators before it hands out the handle, so what is launched into the stream next comes after
+// everything that was called before.
+Stream current_stream(int device) {
+  if (torch_stream_native_handle == nullptr) {
+    throw std::runtime_error("npu tensors need torch 2.13 or later");
+  }
+  StreamHandle stream = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_stream(device, &stream));
+  const std::unique_ptr<StreamOpaque, AOTITorchError (*)(StreamHandle)> owner(
+      stream, aoti_torch_delete_stream);
+  void* handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_stream_native_handle(stream, &handle));
+  return handle;
+}
+
+bool checks_values() {
+  const char* wanted = std::getenv("PAGED_CHECK");
+  return wanted != nullptr && std::string(wanted) == "1";
+}
+
+// PAGED_NPU_KERNEL=vector or mixed asks for a kernel of attention, to test or compare it.
+std::optional<AttentionKernel> wanted_kernel() {
+  const char* name = std::getenv("PAGED_NPU_KERNEL");
+  return name == nullptr ? std::nullopt : named_kernel(name);
+}
+
+// One-dimensional memory without a stride, as the kernels read it: a tensor's own, or a copy.
+class Dense {
+ public:
+  explicit Dense(const Argument& arg) {
+    if (!arg.is_given()) return;
+    const bool is_dense = arg.size(0) <= 1 || arg.stride(0) == 1;
+    tensor_ = is_dense ? arg.tensor() : torch::stable::contiguous(arg.tensor());
+  }
+
+  // Null for an argument that isn't given.
+  const void* data() const { return tensor_.has_value() ? tensor_->const_data_ptr() : nullptr; }
+
+ private:
+  OptionalTensor tensor_;
+};
+
+// The name, dtype and shape of each tensor, for a message.
+std::string described(std::initializer_list<const Argument*> arguments) {
+  std::ostringstream text;
+  const char* separator = "";
+  for (const Argument* arg : arguments) {
+    text << separator << arg->name << " " << dtype_name(arg->dtype) << " [";
+    for (int64_t dim = 0; dim < arg->rank(); ++dim) {
+      text << (dim == 0 ? "" : ", ") << arg->size(dim);
+    }
+    text << "]";
+    separator = ", ";
+  }
+  return text.str();
+}
+
+// One call of an op on the device of its first tensor, which is current while the call lives.
+class Call {
+ public:
+  Call(const Checks& checks, const Argument& first)
+      : checks_(checks), first_(first.tensor()), guard_(first_.get_device()) {}
+
+  // Plans with `make_plan`, a function of the chip, and launches the kernel that the plan names.
+  // Its parameters are `pointers`, then the workspace where `takes_workspace`, then the tiling.
+  template <class MakePlan>
+  void run(const MakePlan& make_plan, std::vector<const void*> pointers, bool takes_workspace,
+           std::initializer_list<const Argument*> arguments) const {
+    try {
+      const auto plan = make_plan(this_soc());
+      // Freed when this call returns, but reused by nothing that runs before the kernel: torch
+      // hands it out again only to work in the same stream.
+      OptionalTensor workspace;
+      if (plan.workspace_bytes > 0) {
+        workspace = torch::stable::new_empty(first_, {plan.workspace_bytes}, ScalarType::Byte);
+      }
+      if (takes_workspace) {
+        pointers.push_back(workspace.has_value() ? workspace->const_data_ptr() : nullptr);
+      }
+      const int device = first_.get_device();
+      launch({device, current_stream(device)}, {plan.stem, plan.kernel}, plan.num_cores, pointers,
+             std::as_bytes(std::span(&plan.tiling, 1)));
+    } catch (const Unsupported& unsupported) {
+      checks_.refuse(unsupported.what());
+    } catch (const std::runtime_error& error) {
+      checks_.refuse(error.what(), "; called with ", described(arguments));
+    }
+  }
+
+ private:
+  const Checks& checks_;
+  const Tensor& first_;
+  torch::stable::accelerator::DeviceGuard guard_;
+};
+
+void attention(const Checks& checks, const AttentionInputs& in, const AttentionShape& shape,
+               const AttentionValues&) {
+  if (shape.num_tokens == 0) return;
+  const Call call(checks, in.query);
+  const Dense seq_lens(in.seq_lens), query_start_loc(in.query_start_loc);
+  const Dense alibi_slopes(in.alibi_slopes), sinks(in.sinks);
+  call.run([&](const Soc& soc) { return plan_attention(shape, soc, wanted_kernel()); },
+           {shape.query.data, shape.pool.key.data, shape.pool.value.data, shape.block_tables.data,
+            seq_lens.data(), query_start_loc.data(), alibi_slopes.data(), sinks.data(),
+            shape.output.data, shape.lse},
+           true, {&in.query, &in.key_cache, &in.value_cache, &in.block_tables});
+}
+
+void write_kv(const Checks& checks, const WriteKvInputs& in, const WriteKvShape& shape,
+              const std::vector<int64_t>&) {
+  if (shape.num_tokens == 0) return;
+  const Call call(checks, in.key);
+  const Dense slots(in.slot_mapping);
+  call.run(
+      [&](const Soc& soc) { return plan_write_kv(shape, soc); },
+      {shape.key.data, shape.value.data, shape.pool.key.data, shape.pool.value.data, slots.data()},
+      false, {&in.key, &in.value, &in.key_cache, &in.value_cache});
+}
+
+void merge_states(const Checks& checks, const MergeStatesInputs& in,
+                  const MergeStatesParams& params) {
+  if (params.num_tokens == 0 || params.num_heads == 0) return;
+  const Call call(checks, in.out_a);
+  call.run([&](const Soc& soc) { return plan_merge_states(params, soc); },
+           {params.out_a.data, params.lse_a.data, params.out_b.data, params.lse_b.data,
+            params.out.data, params.lse},
+           false, {&in.out_a, &in.out_b});
+}
+
+void copy_blocks(const Checks& checks, const CopyBlocksInputs& in, const CopyBlocksShape& shape,
+                 const std::vector<int64_t>&) {
+  if (shape.num_copies == 0) return;
+  const Call call(checks, in.key_cache);
+  call.run([&](const Soc& soc) { return plan_copy_blocks(shape, soc); },
+           {shape.pool.key.data, shape.pool.value.data, in.block_mapping.data()}, true,
+           {&in.key_cache, &in.value_cache, &in.block_mapping});
+}
+
+// `dtype` is a name of torch's: float16, bfloat16 or float32.
+std::string attention_kernel(std::string dtype, int64_t head_dim, int64_t head_dim_v) {
+  const Dtype element = dtype == "float32"   ? Dtype::kFloat32
+                        : dtype == "float16" ? Dtype::kFloat16
+                                             : Dtype::kBFloat16;
+  const AttentionKernel kernel =
+      choose_attention_kernel(head_dim, head_dim_v, element, wanted_kernel());
+  return kernel == AttentionKernel::kMixed ? "mixed" : "vector";
+}
+
+}  // namespace
+
+// The size of gather_kv's result is in seq_lens, which are on the device, and no step of inference
+// needs this op.
+const Backend backend = {
+    .name = "NPU",
+    .takes_quantised = false,
+    .takes_tree_mask = false,
+    .reads_values = checks_values,
+    .attention = attention,
+    .write_kv = write_kv,
+    .copy_blocks = copy_blocks,
+    .gather_kv = nullptr,
+    .merge_states = merge_states,
+};
+
+}  // namespace paged::npu
+
+STABLE_TORCH_LIBRARY_IMPL(paged, CompositeExplicitAutograd, m) {
+  m.impl("_npu_attention_kernel", TORCH_BOX(&paged::npu::attention_kernel));
+}
