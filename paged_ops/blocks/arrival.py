@@ -1,11 +1,16 @@
-"""A request arrives with blocks from elsewhere: from the host's pool, another rank, or a disk."""
+"""A request arrives with blocks from elsewhere: from the host's pool, another rank, or a disk.
+
+Copying blocks takes time, and meanwhile the books go on. So a flight holds what is read or written,
+until it is settled or abandoned.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from types import MappingProxyType
 
 from paged_ops.blocks.digest import extend_chain
-from paged_ops.blocks.holding import NO_BLOCK, Holding
+from paged_ops.blocks.holding import NO_BLOCK, Flight, Holding
 from paged_ops.blocks.ledger import Ledger
 
 
@@ -17,14 +22,14 @@ def arrive(
     sharing: bool,
     watermark: bool,
 ) -> dict[int, int]:
-    """Take requests into the books, and let a transfer hold their blocks until they are written.
+    """Take requests into the books, and let a flight hold their blocks until they are written.
 
     Parameters
     ----------
     ledger : Ledger
         The books; they are open.
     owner : object
-        Names the transfer, which `Ledger.settle` or `Ledger.abandon` ends. See `Ledger.hold`.
+        Names the flight, which `settle` or `Ledger.abandon` ends.
     newcomers : mapping of Hashable to Holding
         What each request holds, with numbers of blocks elsewhere in its table; the same number
         twice is the same block twice. The tables are rewritten.
@@ -52,15 +57,79 @@ def arrive(
     missing = [block for block in elsewhere if block not in found]
     shared = list(set(found.values()))
     ledger.refuse_beyond_free(len(missing), shared, ledger.reserved() if watermark else 0)
-    taken = ledger.own(shared, len(missing))
+    taken = own(ledger, shared, len(missing))
     written = dict(zip(missing, taken, strict=True))
     places = found | written
     for held in newcomers.values():
         held.table = [places.get(block, NO_BLOCK) for block in held.table]
         held.num_committed = 0  # its new blocks are to be published again
-    ledger.hold(owner, newcomers.values(), newcomers)
-    ledger.disown(shared + taken)
+    hold(ledger, owner, newcomers.values(), newcomers)
+    ledger.stock.release(shared + taken)
     return written
+
+
+def own(ledger: Ledger, shared: list[int], blocks: int) -> list[int]:
+    """Own blocks until they have holders, and are released: shared ones, and new ones."""
+    ledger.note((ledger, ledger.rebuild))  # which gives back what nobody holds
+    ledger.stock.share(shared)
+    return ledger.stock.take(blocks)
+
+
+def hold(
+    ledger: Ledger,
+    owner: object,
+    held: Iterable[Holding],
+    arriving: Mapping[Hashable, Holding] = MappingProxyType({}),
+) -> None:
+    """Hold blocks until a flight ends, whatever becomes of their requests.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        The books; they are open.
+    owner : object
+        Names the flight.
+    held : iterable of Holding
+        The blocks.
+    arriving : mapping of Hashable to Holding, optional
+        New requests, which can only be freed until the flight is settled.
+    """
+    flight = Flight([one.fork() for one in held], dict(arriving))
+    ledger.note((ledger, _ground, ledger, owner, flight))
+    ledger.flights[owner] = flight
+    ledger.arriving |= arriving
+    for one in (*flight.held, *arriving.values()):
+        ledger.stock.share(one.blocks)
+
+
+def _ground(ledger: Ledger, owner: object, flight: Flight) -> None:
+    """Take the beginning of a flight back."""
+    ledger.flights.pop(owner, None)
+    for request in flight.arriving:
+        ledger.arriving.pop(request, None)
+
+
+def settle(ledger: Ledger, owner: object) -> None:
+    """End a flight that has made its copies: what was arriving is here."""
+    flight = ledger.flights[owner]
+    landed = flight.under_way(ledger.arriving)
+    ledger.note((ledger, _unsettle, ledger, owner, flight, landed))
+    for request, held in landed:
+        ledger.requests[request] = held
+        del ledger.arriving[request]
+    del ledger.flights[owner]
+    for held in flight.held:
+        ledger.stock.release(held.blocks)
+
+
+def _unsettle(
+    ledger: Ledger, owner: object, flight: Flight, landed: list[tuple[Hashable, Holding]]
+) -> None:
+    """Take the end of a flight back."""
+    ledger.flights[owner] = flight
+    ledger.arriving |= landed
+    for request, _ in landed:
+        ledger.requests.pop(request, None)
 
 
 def _found(ledger: Ledger, newcomers: Iterable[Holding]) -> dict[int, int]:

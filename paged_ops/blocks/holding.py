@@ -1,8 +1,9 @@
-"""What one request holds, and what one that is to come brings along."""
+"""What one request holds, what one that is to come brings along, and what copies hold meanwhile."""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from paged_ops.blocks.digest import PlacedKey
@@ -96,3 +97,23 @@ class Prompt:
     tokens: array[int] | None
     keys: tuple[PlacedKey, ...]
     digests: list[bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class Flight:
+    """What copies in flight hold, besides the requests themselves.
+
+    Attributes
+    ----------
+    held : list of Holding
+        The blocks that are read or written, whatever becomes of the requests.
+    arriving : dict of Hashable to Holding
+        Requests that are here when the copies are made.
+    """
+
+    held: list[Holding]
+    arriving: dict[Hashable, Holding]
+
+    def under_way(self, arriving: Mapping[Hashable, Holding]) -> list[tuple[Hashable, Holding]]:
+        """Return what is still arriving: neither freed nor made anew since the flight began."""
+        return [each for each in self.arriving.items() if arriving.get(each[0]) is each[1]]

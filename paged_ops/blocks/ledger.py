@@ -14,35 +14,17 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from paged_ops.arguments import checked_int
 from paged_ops.blocks.digest import extend_chain
 from paged_ops.blocks.errors import InFlight, OutOfBlocks, UnknownRequest
-from paged_ops.blocks.holding import NO_BLOCK, Holding, Prompt
+from paged_ops.blocks.holding import NO_BLOCK, Flight, Holding, Prompt
 from paged_ops.blocks.journal import Journal
 from paged_ops.blocks.stock import Stock
 
 Growth = tuple[Holding, int, "array[int] | None"]
 """A request, how many tokens are added to it, and their ids where these are known."""
-
-
-@dataclass(frozen=True, eq=False)
-class Transfer:
-    """What copies in flight hold, besides the requests themselves.
-
-    Attributes
-    ----------
-    held : list of Holding
-        The blocks that are read or written, whatever becomes of the requests.
-    arriving : dict of Hashable to Holding
-        Requests that are here when the copies are made.
-    """
-
-    held: list[Holding]
-    arriving: dict[Hashable, Holding] = field(default_factory=dict)
 
 
 class Ledger:
@@ -70,14 +52,18 @@ class Ledger:
         What each request holds.
     arriving : dict of Hashable to Holding
         The same of requests whose blocks are still being written by a copy.
-    transfers : dict of object to Transfer
-        What else is held, by whom.
+    flights : dict of object to Flight
+        What copies in flight hold, by their owners, which end them; see `hold`.
+    orphans : list of object
+        Owners that won't. A weak reference with the callback ``orphans.append`` is one in time.
     stock : Stock
         The blocks.
     generation : int
         Changes with the weights of the model; what was computed with others is never found.
     prompt_tokens, hit_tokens, preemptions : int
         As in `BlockStats`.
+    note : callable
+        Notes what undoes a step, before the step: this ledger, a callable, its arguments.
     """
 
     def __init__(
@@ -98,23 +84,22 @@ class Ledger:
         self.stock = Stock(num_blocks)
         self.requests: dict[Hashable, Holding] = {}
         self.arriving: dict[Hashable, Holding] = {}
-        self.transfers: dict[object, Transfer] = {}
-        self.orphans: list[object] = []  # transfers whose owners are gone; see `hold`
+        self.flights: dict[object, Flight] = {}
+        self.orphans: list[object] = []
         self.generation = self.prompt_tokens = self.hit_tokens = self.preemptions = 0
-        self._notes = journal.notes
-        self._note = journal.notes.append
+        self.note = journal.notes.append
 
     def __enter__(self) -> Ledger:
-        if self._notes:  # of a change that was broken off, and its undoing as well
+        if self.journal.notes:  # of a change that was broken off, and its undoing as well
             self.journal.undo()
         if self.orphans:
             self._abandon_orphans()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if self._notes:
+        if self.journal.notes:
             if kind is None:
-                self._notes.clear()
+                self.journal.notes.clear()
             else:
                 self.journal.undo()
 
@@ -141,8 +126,8 @@ class Ledger:
         """List everything that holds blocks, and what to call it."""
         yield from self.requests.items()
         yield from self.arriving.items()
-        for transfer in self.transfers.values():
-            yield from (("a copy in flight", held) for held in transfer.held)
+        for flight in self.flights.values():
+            yield from (("a copy in flight", held) for held in flight.held)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks so many tokens fill or begin."""
@@ -211,7 +196,7 @@ class Ledger:
         """Make a request that nothing refuses. Its hits are held before anything is evicted."""
         hits = self.hits(prompt, hit_blocks)
         unseen = hit_blocks - len(hits)
-        self._note((self, self._dismiss, request, self.prompt_tokens, self.hit_tokens))
+        self.note((self, self._dismiss, request, self.prompt_tokens, self.hit_tokens))
         self.stock.share(hits)
         fresh = self.stock.take(self.blocks_for(prompt.num_tokens) - hit_blocks)
         table = [NO_BLOCK] * unseen + hits + fresh
@@ -230,7 +215,7 @@ class Ledger:
 
     def fork(self, held: Holding, child: Hashable) -> None:
         """Make a request that shares all blocks of another."""
-        self._note((self, self.requests.pop, child, None))
+        self.note((self, self.requests.pop, child, None))
         self.stock.share(held.blocks)
         self.requests[child] = held.fork()
 
@@ -261,7 +246,7 @@ class Ledger:
         for held, count, ids in growth:
             table, length = held.table, held.num_tokens
             was = length, length // self.block_size, len(held.tokens), len(table), table[-1:]
-            self._note((self, held.shrink, *was))
+            self.note((self, held.shrink, *was))
             if count and length % self.block_size:
                 source = table[-1]
                 if self.stock.counts[source] > 1:
@@ -309,7 +294,7 @@ class Ledger:
             (keep, held.tokens[keep:]),
             (full, held.digests[full:]),
         )
-        self._note((self, held.regrow, held.num_tokens, held.num_committed, *tails))
+        self.note((self, held.regrow, held.num_tokens, held.num_committed, *tails))
         for block in held.table[max(held.num_released, full) :]:
             if self.stock.counts[block] == 1:
                 self.stock.prefix.unpublish(block)
@@ -331,7 +316,7 @@ class Ledger:
         start, stop = held.num_released, self.first_seen(written)
         if start < stop:
             released = held.table[start:stop]
-            self._note((self, held.reclaim, start, released))
+            self.note((self, held.reclaim, start, released))
             held.table[start:stop] = [NO_BLOCK] * (stop - start)
             held.num_released = stop
             held.rewrite()
@@ -339,13 +324,13 @@ class Ledger:
 
     def publish(self, contents: Iterable[tuple[bytes, int]]) -> None:
         """Let held blocks be found by their digests, because what these name is written."""
-        self._note((self, _nothing))  # it stays true, or is forgotten
+        self.note((self, self.rebuild))  # a content is there, or is forgotten
         for digest, block in contents:
             self.stock.prefix.publish(digest, block)
 
     def flush(self) -> None:
         """Forget all contents, and begin a generation that no present request belongs to."""
-        self._note((self, self._unflush, self.generation))
+        self.note((self, self._unflush, self.generation))
         self.generation += 1
         self.stock.forget()
 
@@ -360,7 +345,7 @@ class Ledger:
         """End a request, one that is arriving too, and release what it holds."""
         where = self.arriving if request in self.arriving else self.requests
         held = where[request] if where is self.arriving else self.find(request)
-        self._note((self, self._revive, where, request, held, self.preemptions))
+        self.note((self, self._revive, where, request, held, self.preemptions))
         del where[request]
         self.preemptions += preempted
         self.stock.release(held.blocks)
@@ -372,85 +357,22 @@ class Ledger:
         where[request] = held
         self.preemptions = preemptions
 
-    # ---------------------------------------------------------------- copies in flight
-
-    def own(self, shared: list[int], blocks: int) -> list[int]:
-        """Own blocks until they have holders, then `disown` them: shared ones, and new ones."""
-        self._note((self, _nothing))
-        self.stock.share(shared)
-        return self.stock.take(blocks)
-
-    def disown(self, blocks: list[int]) -> None:
-        """Give up blocks that `own` has made this change's own."""
-        self.stock.release(blocks)
-
-    def hold(
-        self,
-        owner: object,
-        held: Iterable[Holding],
-        arriving: Mapping[Hashable, Holding] = MappingProxyType({}),
-    ) -> None:
-        """Hold blocks until a transfer ends, whatever becomes of their requests.
-
-        Parameters
-        ----------
-        owner : object
-            Names the transfer. If it is a weak reference with the callback `orphans.append`, the
-            transfer is abandoned when what it refers to is gone.
-        held : iterable of Holding
-            The blocks.
-        arriving : mapping of Hashable to Holding, optional
-            New requests, which can only be freed until the transfer is settled.
-        """
-        transfer = Transfer([one.fork() for one in held], dict(arriving))
-        self._note((self, self._unhold, owner, transfer))
-        self.transfers[owner] = transfer
-        self.arriving |= arriving
-        for one in (*transfer.held, *arriving.values()):
-            self.stock.share(one.blocks)
-
-    def _unhold(self, owner: object, transfer: Transfer) -> None:
-        """Take the beginning of a transfer back."""
-        self.transfers.pop(owner, None)
-        for request in transfer.arriving:
-            self.arriving.pop(request, None)
-
-    def settle(self, owner: object) -> None:
-        """End a transfer that has made its copies: what was arriving is here."""
-        for request, held in self._under_way(owner):
-            self._note((self, self._unsettle, request, held))
-            self.requests[request] = self.arriving.pop(request)
-        self._let_go(owner)
-
-    def _unsettle(self, request: Hashable, held: Holding) -> None:
-        """Take an arrival back."""
-        self.requests.pop(request, None)
-        self.arriving[request] = held
+    # ---------------------------------------------------------------- copies in flight end badly
 
     def abandon(self, owner: object) -> None:
-        """End a transfer that will make no more copies, if there is one."""
-        if any(owner is each for each in self.transfers):
-            for request, _ in self._under_way(owner):
-                self.end(request)
-            self._let_go(owner)
-
-    def _under_way(self, owner: object) -> list[tuple[Hashable, Holding]]:
-        """Return what is still arriving: neither freed nor made anew since the transfer began."""
-        arriving = self.transfers[owner].arriving
-        return [each for each in arriving.items() if self.arriving.get(each[0]) is each[1]]
-
-    def _let_go(self, owner: object) -> None:
-        transfer = self.transfers[owner]
-        self._note((self, self.transfers.__setitem__, owner, transfer))
-        del self.transfers[owner]
-        for held in transfer.held:
-            self.stock.release(held.blocks)
+        """End a flight that makes no more copies, if there is one. Costs O(blocks of the pool)."""
+        if any(owner is each for each in self.flights):
+            self.note((self, self.rebuild))
+            for request, _ in self.flights[owner].under_way(self.arriving):
+                del self.arriving[request]
+            del self.flights[owner]
+            self.rebuild()
 
     def _abandon_orphans(self) -> None:
-        """Abandon the transfers whose owners are gone, each as a change of its own."""
+        """Abandon the flights whose owners are gone, each as a change of its own."""
         while self.orphans:
             self.abandon(self.orphans[0])
-            self._notes.clear()
+            self.journal.notes.clear()
             del self.orphans[0]
 
     # ---------------------------------------------------------------- after a change that broke off
@@ -462,7 +384,3 @@ class Ledger:
 
 def _unhashable(name: str, request: object) -> TypeError:
     return TypeError(f"{name} is {request!r}, expected something that can be hashed")
-
-
-def _nothing() -> None:
-    """Take nothing back."""

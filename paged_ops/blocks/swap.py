@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from paged_ops.blocks.arrival import arrive
+from paged_ops.blocks.arrival import arrive, hold, settle
 from paged_ops.blocks.ledger import Ledger
 from paged_ops.blocks.manager import BlockManager
 from paged_ops.blocks.stats import BlockStats
@@ -41,10 +41,10 @@ class Transfer:
             The transfer was finished already.
         """
         with self._source.lock, self._source:
-            if self not in self._source.transfers:
+            if self not in self._source.flights:
                 raise ValueError("the transfer is finished already; expected one finish() each")
             for ledger in (self._source, self._destination):
-                ledger.settle(self)
+                settle(ledger, self)
 
 
 class SwapSpace:
@@ -169,7 +169,7 @@ class SwapSpace:
     def transfers(self) -> list[Transfer]:
         """Those that are not finished: where to look if the call that made one was broken off."""
         with self._host.lock, self._host.ledger as host:
-            return [each for each in host.transfers if isinstance(each, Transfer)]
+            return [each for each in host.flights if isinstance(each, Transfer)]
 
     def stats(self) -> BlockStats:
         """Count what the host's pool holds."""
@@ -192,7 +192,7 @@ class SwapSpace:
                 watermark=True,
             )
             transfer.copies += copies.items()
-            source.hold(transfer, leaving)
+            hold(source, transfer, leaving)
             for request in requests:
                 source.end(request, preempted=source is self._device)
             return transfer

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paged_ops.blocks.arrival import arrive
+from paged_ops.blocks.arrival import arrive, hold, settle
 from paged_ops.blocks.holding import Holding
 from paged_ops.blocks.ledger import Ledger
 from paged_ops.blocks.manager import BlockManager
@@ -70,7 +70,7 @@ def send_request(
     try:
         with _telling(destination, group), manager.lock, manager.ledger as ledger:
             held = ledger.find(request).fork()
-            ledger.hold(transfer.name, [held])
+            hold(ledger, transfer.name, [held])
             rows = {block: row for row, block in enumerate(dict.fromkeys(held.blocks))}
             books = describe_requests(ledger, {request: held}, rows)
         pool = _pool_like(manager, cache)
@@ -81,6 +81,8 @@ def send_request(
         for layer in range(cache.num_layers if wanted else 0):
             for part in cache.block_parts(layer):
                 dist.send(part[blocks], dst=destination, group=group)
+        with manager.lock, manager.ledger as ledger:
+            settle(ledger, transfer.name)
         return len(wanted)
     finally:
         transfer.abandon()
@@ -137,7 +139,7 @@ def receive_request(
                 dist.recv(content, src=source, group=group)
                 part[blocks] = content
         with manager.lock, manager.ledger as ledger:
-            ledger.settle(transfer.name)
+            settle(ledger, transfer.name)
             if ledger.requests.get(name) is arriving:  # and was not freed on its way
                 ledger.commit(arriving, books["num_committed"] * ledger.block_size)
         return name  # type: ignore[no-any-return]

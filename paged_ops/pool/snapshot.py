@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from paged_ops.blocks.arrival import arrive
+from paged_ops.blocks.arrival import arrive, own, settle
 from paged_ops.blocks.holding import Holding
 from paged_ops.blocks.ledger import Ledger
 from paged_ops.blocks.manager import BlockManager
@@ -153,7 +153,7 @@ def restore_snapshot(
 def _chosen(ledger: Ledger, requests: Iterable[Hashable] | None) -> dict[Any, Holding]:
     """Return what the chosen requests hold, or refuse them."""
     if requests is None:
-        if ledger.transfers:
+        if ledger.flights:
             raise ValueError("requests is None, but copies are in flight; finish them first")
         requests = list(ledger.requests)
     held = {request: ledger.find(request) for request in requests}
@@ -227,13 +227,13 @@ def _place(
     ]
     room = ledger.stock.num_free - prefix.num_idle if ledger.prefix_caching else 0
     cached = unheld[max(0, len(unheld) - room) :]  # those that were used last
-    taken = ledger.own([], len(cached))
+    taken = own(ledger, [], len(cached))
     places |= zip(cached, taken, strict=True)
     _write(cache, places, blocks)
     if ledger.prefix_caching:
         ledger.publish((published[row], places[row]) for row in places if row in published)
-    ledger.settle(restoring)
-    ledger.disown(taken[::-1])  # in the order of eviction
+    settle(ledger, restoring)
+    ledger.stock.release(taken[::-1])  # in the order of eviction
 
 
 def _write(cache: PagedKVCache, places: dict[int, int], blocks: dict[str, torch.Tensor]) -> None:

@@ -11,130 +11,218 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+
+from tests.support.mutants import Mutant, apply
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ("test_block_manager", "test_prefix_cache", "test_prefix_digest", "test_swap")
 
-
-class Mutant(NamedTuple):
-    """A fault, and the text in a file that keeps it out."""
-
-    fault: str
-    file: str
-    guard: str
-    without: str
-
-
-MUTANTS = (
+FAULTS = (
     Mutant(
         "double free: a request can be freed twice",
-        "manager.py",
-        "            held = self._find(request)\n            del self._requests[request]\n",
-        "            held = self._find(request)\n",
+        "blocks/ledger.py",
+        "        del where[request]\n",
+        "",
     ),
     Mutant(
         "stale digest: an evicted block is still found by its old content",
-        "prefix_cache.py",
+        "blocks/prefix_cache.py",
         "popitem(last=False)\n        self.unpublish(block)\n",
         "popitem(last=False)\n",
     ),
     Mutant(
         "stale digest: a block is found though its last owner writes into it",
-        "manager.py",
-        "                self._prefix.unpublish(source)  # full for another owner, who has left\n",
-        "                pass\n",
+        "blocks/ledger.py",
+        "self.stock.prefix.unpublish(source)  # full for another owner, who has left",
+        "pass",
     ),
     Mutant(
         "stale digest: what a truncate has cut is still found",
-        "manager.py",
-        "            if self._ref_counts[block] == 1:\n"
-        "                self._prefix.unpublish(block)\n",
+        "blocks/ledger.py",
+        "            if self.stock.counts[block] == 1:\n"
+        "                self.stock.prefix.unpublish(block)\n",
         "            pass\n",
     ),
     Mutant(
         "leak on failure: hits are held before the call is refused",
-        "manager.py",
-        "            self._refuse_admission(prompt, hit_blocks)\n            return",
-        "            self._share(self._hits(prompt, hit_blocks)[0])\n"
-        "            self._refuse_admission(prompt, hit_blocks)\n            return",
+        "blocks/books.py",
+        "                ledger.refuse_admission(prompt, hit_blocks)\n",
+        "                ledger.stock.share(ledger.hits(prompt, hit_blocks))\n"
+        "                ledger.refuse_admission(prompt, hit_blocks)\n",
     ),
     Mutant(
         "idle hits count as free: more is promised than there is",
-        "manager.py",
-        "        free = self._count_free() - shared_idle\n",
-        "        free = self._count_free()\n",
+        "blocks/ledger.py",
+        "        free = self.stock.num_free - idle\n",
+        "        free = self.stock.num_free\n",
     ),
     Mutant(
         "eviction of what is in use: hits are held after blocks were evicted",
-        "manager.py",
-        "        self._share(hits)\n"
-        "        fresh = self._take(self._blocks_for(prompt.num_tokens) - hit_blocks)\n",
-        "        fresh = self._take(self._blocks_for(prompt.num_tokens) - hit_blocks)\n"
-        "        self._share(hits)\n",
+        "blocks/ledger.py",
+        "        self.stock.share(hits)\n"
+        "        fresh = self.stock.take(self.blocks_for(prompt.num_tokens) - hit_blocks)\n",
+        "        fresh = self.stock.take(self.blocks_for(prompt.num_tokens) - hit_blocks)\n"
+        "        self.stock.share(hits)\n",
     ),
     Mutant(
         "eviction of the beginning of a chain before its end",
-        "manager.py",
+        "blocks/stock.py",
         "        for block in reversed(blocks):\n",
         "        for block in blocks:\n",
     ),
     Mutant(
         "two adapters of one name: only the first part of an extra key counts",
-        "digest.py",
+        "blocks/digest.py",
         'b"".join(map(_encoded, value))',
         'b"".join(map(_encoded, value[:1]))',
     ),
     Mutant(
         "extra keys of different kinds meet",
-        "digest.py",
+        "blocks/digest.py",
         "_encoded(tuple(key))",
         "_encoded(tuple(key)[1:])",
     ),
     Mutant(
         "blocks in flight: the source of a copy is released at once",
-        "swap.py",
-        "        source._holds[transfer] = leaving\n",
-        "        for held in leaving:\n            source._release(held.blocks)\n",
+        "blocks/swap.py",
+        "hold(source, transfer, leaving)",
+        "hold(source, transfer, [])",
     ),
     Mutant(
         "blocks in flight: the destination of an aborted copy is released at once",
-        "swap.py",
-        "            destination._holds[transfer].append(arriving.fork())\n"
-        "            destination._share(arriving.blocks * 2)\n",
-        "            destination._share(arriving.blocks)\n",
+        "blocks/arrival.py",
+        "hold(ledger, owner, newcomers.values(), newcomers)",
+        "hold(ledger, owner, [], newcomers)",
     ),
     Mutant(
         "flush: what lived on is published again",
-        "manager.py",
-        " or held.generation != self._generation",
+        "blocks/ledger.py",
+        " and held.generation == self.generation",
+        "",
+    ),
+    Mutant(
+        "flush: what was computed before takes the blocks of the new weights for its own",
+        "blocks/arrival.py",
+        "        if held.generation != ledger.generation:\n            continue\n",
         "",
     ),
     Mutant(
         "a full hit leaves nothing to compute",
-        "manager.py",
-        "max(0, prompt.num_tokens - 1) // self._block_size",
-        "prompt.num_tokens // self._block_size",
+        "blocks/books.py",
+        "max(0, prompt.num_tokens - 1) // self.block_size",
+        "prompt.num_tokens // self.block_size",
     ),
     Mutant(
         "a shared block is written without a copy",
-        "manager.py",
-        "            if self._ref_counts[source] > 1:\n",
-        "            if self._ref_counts[source] > 99:\n",
+        "blocks/ledger.py",
+        "                if self.stock.counts[source] > 1:\n",
+        "                if self.stock.counts[source] > 99:\n",
+    ),
+    Mutant(
+        "a request that grows twice in one call",
+        "blocks/ledger.py",
+        "        if len(held) > 1 and len(set(requests)) != len(held):\n",
+        "        if False:\n",
+    ),
+)
+
+NOTES = {
+    "an admission": ("ledger", "self, self._dismiss, request, self.prompt_tokens, self.hit_tokens"),
+    "a fork": ("ledger", "self, self.requests.pop, child, None"),
+    "a growth": ("ledger", "self, held.shrink, *was"),
+    "a cut": ("ledger", "self, held.regrow, held.num_tokens, held.num_committed, *tails"),
+    "blocks that a window has left": ("ledger", "self, held.reclaim, start, released"),
+    "a flush": ("ledger", "self, self._unflush, self.generation"),
+    "an end": ("ledger", "self, self._revive, where, request, held, self.preemptions"),
+    "blocks of an arrival": ("arrival", "ledger, ledger.rebuild"),
+    "a flight": ("arrival", "ledger, _ground, ledger, owner, flight"),
+    "the end of a flight": ("arrival", "ledger, _unsettle, ledger, owner, flight, landed"),
+}
+
+BROKEN_OFF = (
+    *(
+        Mutant(
+            f"broken off: nobody notes how to undo {what}",
+            f"blocks/{module}.py",
+            f"{note.split(',')[0]}.note(({note}))",
+            "pass",
+        )
+        for what, (module, note) in NOTES.items()
+    ),
+    Mutant(
+        "broken off: nobody notes that something is published",
+        "blocks/ledger.py",
+        "self.note((self, self.rebuild))  # a content is there, or is forgotten",
+        "pass",
+    ),
+    Mutant(
+        "broken off: what was noted is not carried out",
+        "blocks/ledger.py",
+        "            if kind is None:\n",
+        "            if True:\n",
+    ),
+    Mutant(
+        "broken off: an undoing that was broken off as well is not taken up again",
+        "blocks/ledger.py",
+        "if self.journal.notes:  # of a change that was broken off, and its undoing as well",
+        "if False:",
+    ),
+    Mutant(
+        "broken off: the first step is undone first",
+        "blocks/journal.py",
+        "in reversed(self.notes):",
+        "in self.notes:",
+    ),
+    Mutant(
+        "broken off: notes are dropped before all is made anew",
+        "blocks/journal.py",
+        "        for ledger in {note[0] for note in self.notes}:\n"
+        "            ledger.rebuild()\n"
+        "        self.notes.clear()\n",
+        "        ledgers = {note[0] for note in self.notes}\n"
+        "        self.notes.clear()\n"
+        "        for ledger in ledgers:\n"
+        "            ledger.rebuild()\n",
+    ),
+    Mutant(
+        "broken off: counts are not made anew",
+        "blocks/stock.py",
+        "        self.counts = [owners[block] for block in range(num_handed_out)]\n",
+        "",
+    ),
+    Mutant(
+        "broken off: free blocks are not made anew",
+        "blocks/stock.py",
+        "            if not self.counts[block] and self.prefix.digest(block) is None\n",
+        "            if block in self.free\n",
+    ),
+    Mutant(
+        "broken off: a content that is listed from one side only is found",
+        "blocks/prefix_cache.py",
+        " if self._digests.get(b) == digest}",
+        "}",
+    ),
+    Mutant(
+        "broken off: followers miss what was undone",
+        "blocks/prefix_cache.py",
+        "                stream.start_over()\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "broken off: a transfer whose call is gone holds its blocks for ever",
+        "blocks/ledger.py",
+        "        if self.orphans:\n",
+        "        if False:\n",
     ),
 )
 
 
-def survives(mutant: Mutant, folder: Path) -> bool:
+def survives(mutant: Mutant, tests: tuple[str, ...], folder: Path) -> bool:
     """Say whether all tests pass without a guard."""
     shutil.copytree(ROOT / "paged_ops", folder / "paged_ops")
     shutil.copytree(ROOT / "tests", folder / "tests")
-    path = folder / "paged_ops" / "blocks" / mutant.file
-    text = path.read_text(encoding="utf-8")
-    if text.count(mutant.guard) != 1:
-        raise SystemExit(f"{mutant.fault}: the guard is {text.count(mutant.guard)} times there")
-    path.write_text(text.replace(mutant.guard, mutant.without), encoding="utf-8")
-    files = [f"tests/blocks/{name}.py" for name in TESTS]
+    apply(mutant, folder / "paged_ops")
+    files = [f"tests/blocks/{name}.py" for name in tests]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     return subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode == 0
 
@@ -142,11 +230,12 @@ def survives(mutant: Mutant, folder: Path) -> bool:
 def main() -> None:
     """Try every mutant, and fail if one survives."""
     surviving = 0
-    for mutant in MUTANTS:
-        with tempfile.TemporaryDirectory() as folder:
-            alive = survives(mutant, Path(folder))
-        surviving += alive
-        print(f"{'SURVIVES' if alive else 'killed':9} {mutant.fault}", flush=True)
+    for mutants, tests in ((FAULTS, TESTS), (BROKEN_OFF, ("test_broken_off",))):
+        for mutant in mutants:
+            with tempfile.TemporaryDirectory() as folder:
+                alive = survives(mutant, tests, Path(folder))
+            surviving += alive
+            print(f"{'SURVIVES' if alive else 'killed':9} {mutant.fault}", flush=True)
     sys.exit(surviving)
 
 

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import paged_ops
+from paged_ops.blocks.arrival import settle
 from paged_ops.blocks.events import Cleared, Stored
 from paged_ops.blocks.ledger import Ledger
 from paged_ops.blocks.manager import BlockManager
@@ -73,7 +74,7 @@ def state_of(ledger: Ledger) -> Any:
             for name, held in sorted(ledger.requests.items(), key=lambda each: str(each[0]))
         }
         counters = ledger.prompt_tokens, ledger.hit_tokens, ledger.preemptions
-        flights = sorted(ledger.arriving), len(ledger.transfers)
+        flights = sorted(ledger.arriving), len(ledger.flights)
         return requests, ledger.stock.num_used, counters, flights
 
 
@@ -137,8 +138,8 @@ class Scene:
         """End all that exists: every block comes back."""
         for manager in self.books:
             with manager.lock, manager.ledger as ledger:
-                for owner in list(ledger.transfers):
-                    ledger.settle(owner)
+                for owner in list(ledger.flights):
+                    settle(ledger, owner)
                 for request in list(ledger.requests):
                     ledger.end(request)
             manager.check()
