@@ -938,7 +938,7 @@ def check_this_variant() -> None:
 @pytest.mark.parametrize("isa", paged_ops.backend_info().cpu_isas)
 def test_every_variant_of_the_kernel_is_right_and_ignores_garbage(isa: str) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", "from tests import test_attention as t; t.check_this_variant()"],
+        [sys.executable, "-c", "from tests.ops import test_attention as t; t.check_this_variant()"],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "PAGED_CPU_ISA": isa},
         capture_output=True,
