@@ -60,13 +60,14 @@ Tensor new_lse(const Argument& like, int64_t num_tokens, int64_t num_heads) {
 
 enum class Form { kOutput, kOutputAndLse, kOut };
 
-void run_attention(Form form, StableIValue* stack) {
+void run_attention(Form form, StableIValue* stack, uint64_t num_inputs) {
   const Checks checks(form == Form::kOutputAndLse ? "attention_with_lse" : "attention");
   // attention.out has scale and causal in the other order: see the definition of its schema.
   if (form == Form::kOut) std::swap(stack[6], stack[7]);
-  Stack arguments(stack);
+  Stack arguments(stack, num_inputs);
   const AttentionInputs in{arguments};
   const Argument out = form == Form::kOut ? arguments.tensor("out") : Argument("out", std::nullopt);
+  arguments.check_end();
 
   const Backend& backend = backend_of(checks, in.query);
   AttentionShape shape = check_attention_shapes(checks, in);
@@ -102,14 +103,15 @@ void run_attention(Form form, StableIValue* stack) {
 }
 
 template <Form form>
-void attention(StableIValue* stack, uint64_t, uint64_t) {
-  run_attention(form, stack);
+void attention(StableIValue* stack, uint64_t num_inputs, uint64_t) {
+  run_attention(form, stack, num_inputs);
 }
 
-void write_kv(StableIValue* stack, uint64_t, uint64_t) {
+void write_kv(StableIValue* stack, uint64_t num_inputs, uint64_t) {
   const Checks checks("write_kv");
-  Stack arguments(stack);
+  Stack arguments(stack, num_inputs);
   const WriteKvInputs in{arguments};
+  arguments.check_end();
   const Backend& backend = backend_of(checks, in.key);
   const WriteKvShape shape = check_write_kv_shapes(checks, in);
   check_limits(checks, backend, in.key_cache, shape.pool);
@@ -120,10 +122,11 @@ void write_kv(StableIValue* stack, uint64_t, uint64_t) {
   backend.write_kv(checks, in, shape, slots);
 }
 
-void merge_states(StableIValue* stack, uint64_t, uint64_t) {
+void merge_states(StableIValue* stack, uint64_t num_inputs, uint64_t) {
   const Checks checks("merge_states");
-  Stack arguments(stack);
+  Stack arguments(stack, num_inputs);
   const MergeStatesInputs in{arguments};
+  arguments.check_end();
   const Backend& backend = backend_of(checks, in.out_a);
   MergeStatesParams params = check_merge_states(checks, in);
   const Tensor out =
@@ -136,10 +139,11 @@ void merge_states(StableIValue* stack, uint64_t, uint64_t) {
   stack[1] = from(lse);
 }
 
-void copy_blocks(StableIValue* stack, uint64_t, uint64_t) {
+void copy_blocks(StableIValue* stack, uint64_t num_inputs, uint64_t) {
   const Checks checks("copy_blocks");
-  Stack arguments(stack);
+  Stack arguments(stack, num_inputs);
   const CopyBlocksInputs in{arguments};
+  arguments.check_end();
   const Backend& backend = backend_of(checks, in.key_cache);
   const CopyBlocksShape shape = check_copy_blocks_shapes(checks, in);
   check_limits(checks, backend, in.key_cache, shape.pool);
@@ -151,10 +155,11 @@ void copy_blocks(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 // The size of the result is in seq_lens, so their values are always read.
-void gather_kv(StableIValue* stack, uint64_t, uint64_t) {
+void gather_kv(StableIValue* stack, uint64_t num_inputs, uint64_t) {
   const Checks checks("gather_kv");
-  Stack arguments(stack);
+  Stack arguments(stack, num_inputs);
   const GatherKvInputs in{arguments};
+  arguments.check_end();
   const Backend& backend = backend_of(checks, in.key_cache);
   if (backend.gather_kv == nullptr) {
     checks.refuse("key_cache is on an ", backend.name, ", expected a CPU tensor: no ", backend.name,

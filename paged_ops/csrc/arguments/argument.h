@@ -140,7 +140,12 @@ class Argument {
 // of them before anything may be refused: what nobody takes is never freed.
 class Stack {
  public:
-  explicit Stack(StableIValue* values) : next_(values) {}
+  Stack(StableIValue* values, uint64_t count) : next_(values), end_(values + count) {}
+
+  // That the schema has no more arguments than were taken.
+  void check_end() const {
+    STD_TORCH_CHECK(next_ == end_, "an op takes another number of arguments than its schema has");
+  }
 
   template <class T>
   T take() {
@@ -151,6 +156,7 @@ class Stack {
 
  private:
   StableIValue* next_;
+  const StableIValue* end_;
 };
 
 // The checks of one call.
