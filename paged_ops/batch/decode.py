@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Sequence
-from operator import gt
+from operator import le
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -120,7 +120,8 @@ class DecodeBatches:
             _refuse(ledger, requests, seq_lens)
         same = held == self._held
         one_each = len(lengths) == len(held) and (same or len(set(requests)) == len(held))
-        if not one_each or 0 in lengths or (seq_lens and any(map(gt, lengths, present))):
+        fit = seq_lens is None or (min(lengths, default=0) >= 0 and all(map(le, lengths, present)))
+        if not one_each or not fit or 0 in lengths:
             _refuse(ledger, requests, seq_lens)
         versions = [request.version for request in held]
         changed = self._changed_rows(held, versions, same)
