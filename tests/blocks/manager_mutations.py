@@ -1,7 +1,7 @@
 """Take the guards of the bookkeeping out, one at a time: each time a test must fail.
 
-Run ``python -m tests.blocks.manager_mutations`` in the project's root. Every mutant is made in a
-copy.
+Run ``python -m tests.blocks.manager_mutations`` in the project's root, with a part of a fault's
+name to try only some. Every mutant is made in a copy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.support.mutants import Mutant, apply
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("test_block_manager", "test_prefix_cache", "test_prefix_digest", "test_swap")
+TESTS = ("test_prefix_digest", "test_swap", "test_prefix_cache", "test_block_manager")
 
 FAULTS = (
     Mutant(
@@ -232,6 +232,8 @@ def main() -> None:
     surviving = 0
     for mutants, tests in ((FAULTS, TESTS), (BROKEN_OFF, ("test_broken_off",))):
         for mutant in mutants:
+            if sys.argv[1:] and not any(part in mutant.fault for part in sys.argv[1:]):
+                continue
             with tempfile.TemporaryDirectory() as folder:
                 alive = survives(mutant, tests, Path(folder))
             surviving += alive

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
 from paged_ops.blocks.errors import OutOfBlocks
 from paged_ops.blocks.layer_groups import LayerGroup, LayerGroups
@@ -22,6 +21,7 @@ from paged_ops.blocks.swap import SwapSpace
 from paged_ops.distributed import request_transfer
 from paged_ops.pool.kv_cache import PagedKVCache
 from tests.support.broken_off import CORE_FILES, Scene, break_off, prove
+from tests.support.line import Line, what_is_sent
 
 A = list(range(100, 130))
 B = list(range(200, 230))
@@ -254,37 +254,11 @@ def test_a_transfer_whose_call_was_broken_off_when_it_had_begun_is_not_lost() ->
 # ------------------------------------------------------------------ requests from another rank
 
 
-class Line:
-    """Stands for torch.distributed: says what the other rank would, and keeps what it is told."""
-
-    def __init__(self, *messages: Any) -> None:
-        self.messages, self.sent = list(messages), list[Any]()
-
-    def send_object_list(self, objects: list[Any], **_: object) -> None:
-        self.sent += objects
-
-    def recv_object_list(self, objects: list[Any], **_: object) -> None:
-        objects[:] = [self.messages.pop(0)]
-
-    def send(self, *_: object, **__: object) -> None:
-        pass
-
-    def recv(self, content: torch.Tensor, **_: object) -> None:
-        content.zero_()
-
-
 def pool_of_a() -> tuple[BlockManager, PagedKVCache]:
     manager = BlockManager(12, 4)
     manager.allocate("a", A[:14])
     manager.commit("a", 9)
     return manager, PagedKVCache(1, 12, 4, 1, 1)
-
-
-def books_of_a(patch: pytest.MonkeyPatch) -> Any:
-    line = Line({"rows": [0, 1, 2, 3]})
-    patch.setattr(request_transfer, "dist", line)
-    request_transfer.send_request(*pool_of_a(), "a", 1)
-    return line.sent[0]
 
 
 def test_sending_a_request_may_be_broken_off_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +275,7 @@ def test_sending_a_request_may_be_broken_off_anywhere(monkeypatch: pytest.Monkey
 
 
 def test_receiving_a_request_may_be_broken_off_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    books = books_of_a(monkeypatch)
+    books = what_is_sent(*pool_of_a(), "a", monkeypatch)
 
     def setting() -> Scene:
         manager = BlockManager(8, 4, watermark=0.2)
