@@ -27,10 +27,9 @@ class DecodeRows(NamedTuple):
     versions: list[int]
     lengths: array[int]
     whole: bool  # whether these are the requests' own
-    moved: list[int]  # rows whose new token lies in another block than that of the last step
-    last_blocks: list[int]  # where it lies now
     changed: list[int]
-    rewrites: list[int]  # as the next two, of the changed rows only
+    last_blocks: list[int]  # where the new tokens lie; as the next three, of the changed rows only
+    rewrites: list[int]
     first: list[int]
     blocks: list[list[int]]
 
@@ -125,18 +124,18 @@ class DecodeBatches:
             _refuse(ledger, requests, seq_lens)
         versions = [request.version for request in held]
         changed = self._changed_rows(held, versions, same)
-        moved = changed if seq_lens is None and self._whole else self._moved_rows(changed, lengths)
-        size = self.manager.block_size
-        last_blocks = [held[row].table[(lengths[row] - 1) // size] for row in moved]
+        if seq_lens is not None or not self._whole:
+            changed = self._moved_rows(changed, lengths)
+        size = ledger.block_size
+        last_blocks = [held[row].table[(lengths[row] - 1) // size] for row in changed]
         if NO_BLOCK in last_blocks:
             _refuse(ledger, requests, seq_lens)
         known = self._columns if len(held) == len(self._held) else [0] * len(held)
         rewrites = [held[row].rewrites for row in changed]
         first = [known[row] if self._only_grew(held[row], row) else 0 for row in changed]
         blocks = [held[r].table[start:] for r, start in zip(changed, first, strict=True)]
-        whole = seq_lens is None
-        changes = changed, rewrites, first, blocks
-        return DecodeRows(held, versions, lengths, whole, moved, last_blocks, *changes)
+        changes = changed, last_blocks, rewrites, first, blocks
+        return DecodeRows(held, versions, lengths, seq_lens is None, *changes)
 
     def _only_grew(self, held: Holding, row: int) -> bool:
         """Say whether a row's table is that of the last step, with entries added."""
@@ -175,11 +174,10 @@ class DecodeBatches:
         slots = self._slots + (seq_lens - self._seq_lens)
         if rows.changed:
             self._write_tables(rows)
-        if rows.moved:
             size = self.manager.block_size
-            pairs = zip(rows.moved, rows.last_blocks, strict=True)
+            pairs = zip(rows.changed, rows.last_blocks, strict=True)
             new = [block * size + (rows.lengths[row] - 1) % size for row, block in pairs]
-            slots[_int64(rows.moved)] = _int64(new)
+            slots[_int64(rows.changed)] = _int64(new)
         self._versions, self._lengths, self._whole = rows.versions, rows.lengths, rows.whole
         self._seq_lens, self._slots = seq_lens, slots
         self._held = rows.held

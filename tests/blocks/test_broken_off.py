@@ -50,21 +50,21 @@ def busy_manager(**options: Any) -> BlockManager:
 
 
 CALLS: dict[str, Callable[[BlockManager], object]] = {
-    "allocate, with hits and evictions": lambda m: m.allocate("new", [*B[:9], *A[:6]]),
-    "allocate, evicting what it doesn't hit": lambda m: m.allocate("new", 12),
-    "append to a shared block": lambda m: m.append("a", A[14:20]),
-    "append in place": lambda m: m.append("f", 2),
-    "append to a block that is found": lambda m: m.append("e", [7]),
-    "append_all": lambda m: m.append_all([("a", [1]), ("b", 1), ("c", [3] * 3), ("f", 4)]),
-    "commit": lambda m: m.commit("a"),
+    "flush": lambda m: m.flush(),
     "fork": lambda m: m.fork("a", "new"),
-    "truncate": lambda m: m.truncate("a", 3),
-    "truncate what is found": lambda m: m.truncate("e", 0),
-    "truncate_all": lambda m: m.truncate_all([("a", 5), ("b", 12), ("f", 0)]),
     "free": lambda m: m.free("e"),
     "free what is shared": lambda m: m.free("b"),
     "preempt": lambda m: m.preempt("f"),
-    "flush": lambda m: m.flush(),
+    "commit": lambda m: m.commit("a"),
+    "truncate": lambda m: m.truncate("a", 3),
+    "truncate what is found": lambda m: m.truncate("e", 0),
+    "append in place": lambda m: m.append("f", 2),
+    "append to a shared block": lambda m: m.append("a", A[14:20]),
+    "append to a block that is found": lambda m: m.append("e", [7]),
+    "allocate, evicting what it doesn't hit": lambda m: m.allocate("new", 12),
+    "allocate, with hits and evictions": lambda m: m.allocate("new", [*B[:9], *A[:6]]),
+    "append_all": lambda m: m.append_all([("a", [1]), ("b", 1), ("c", [3] * 3), ("f", 4)]),
+    "truncate_all": lambda m: m.truncate_all([("a", 5), ("b", 12), ("f", 0)]),
     "several calls in one": lambda m: rearrange(m),
 }
 
