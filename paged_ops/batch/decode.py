@@ -27,11 +27,11 @@ class DecodeRows(NamedTuple):
     versions: list[int]
     lengths: array[int]
     whole: bool  # whether these are the requests' own
-    changed: list[int]
-    last_blocks: list[int]  # where the new tokens lie; as the next three, of the changed rows only
-    rewrites: list[int]
-    first: list[int]
-    blocks: list[list[int]]
+    changed: Sequence[int] = ()
+    last_blocks: Sequence[int] = ()  # where the new tokens lie; as the next, of the changed rows
+    rewrites: Sequence[int] = ()
+    first: Sequence[int] = ()
+    blocks: Sequence[list[int]] = ()
 
 
 class DecodeBatches:
@@ -124,18 +124,25 @@ class DecodeBatches:
             _refuse(ledger, requests, seq_lens)
         versions = [request.version for request in held]
         changed = self._changed_rows(held, versions, same)
-        if seq_lens is not None or not self._whole:
+        whole = seq_lens is None
+        if not whole or not self._whole:
             changed = self._moved_rows(changed, lengths)
-        size = ledger.block_size
-        last_blocks = [held[row].table[(lengths[row] - 1) // size] for row in changed]
-        if NO_BLOCK in last_blocks:
-            _refuse(ledger, requests, seq_lens)
+        if not changed:
+            return DecodeRows(held, versions, lengths, whole)
         known = self._columns if len(held) == len(self._held) else [0] * len(held)
         rewrites = [held[row].rewrites for row in changed]
         first = [known[row] if self._only_grew(held[row], row) else 0 for row in changed]
         blocks = [held[r].table[start:] for r, start in zip(changed, first, strict=True)]
-        changes = changed, last_blocks, rewrites, first, blocks
-        return DecodeRows(held, versions, lengths, seq_lens is None, *changes)
+        if whole and self._whole:  # each of these tables has an entry that is new
+            last_blocks = [entries[-1] for entries in blocks]
+        else:
+            size = ledger.block_size
+            last_blocks = [held[row].table[(lengths[row] - 1) // size] for row in changed]
+        if NO_BLOCK in last_blocks:
+            _refuse(ledger, requests, seq_lens)
+        return DecodeRows(
+            held, versions, lengths, whole, changed, last_blocks, rewrites, first, blocks
+        )
 
     def _only_grew(self, held: Holding, row: int) -> bool:
         """Say whether a row's table is that of the last step, with entries added."""
@@ -227,5 +234,5 @@ def _refuse(
     raise AssertionError("rows that build_batch takes were refused")
 
 
-def _int64(values: list[int]) -> torch.Tensor:
+def _int64(values: Sequence[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")
