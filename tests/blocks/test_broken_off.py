@@ -81,6 +81,20 @@ def rearrange(manager: BlockManager) -> None:
         ledger.fork(held, "new")
 
 
+def test_changes_that_are_left_by_an_error_are_taken_back_together() -> None:
+    manager = busy_manager()
+    scene = Scene(lambda: rearrange(manager), manager)
+    before = scene.state()
+    with pytest.raises(ValueError, match="after it all"), manager.lock, manager.ledger as ledger:
+        ledger.make_room(["a", "f"], [17, 14])
+        ledger.end("b", preempted=True)
+        ledger.flush()
+        raise ValueError("after it all")
+    assert scene.state() == before
+    scene.call()
+    scene.end()
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_of_a_manager_may_be_broken_off_anywhere(name: str) -> None:
     def setting() -> Scene:
