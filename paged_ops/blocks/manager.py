@@ -20,9 +20,10 @@ class BlockManager(Books):
 
     Every call costs O(1) per block it touches, whatever the size of the pool, and is atomic: a
     call that raises has changed nothing, and one that a KeyboardInterrupt breaks off is done or not
-    done. A lock around each call makes it atomic among threads as well. Two calls in a row are not one: rather than asking `can_allocate` first, call `allocate`
-    and catch `OutOfBlocks`. Don't call the manager from a finaliser or a signal handler, which
-    may run while its own thread holds the lock.
+    done. A lock around each call makes it atomic among threads as well. Two calls in a row are not
+    one: rather than asking `can_allocate` first, call `allocate` and catch `OutOfBlocks`. Don't
+    call the manager from a finaliser or a signal handler, which may run while its own thread holds
+    the lock.
 
     The most recently freed blocks are handed out first, then new ones: the former are in the
     caches of the processor, and the memory of a pool that is committed lazily grows only as far as

