@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Sequence
-from operator import gt
+from operator import le
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -27,12 +27,11 @@ class DecodeRows(NamedTuple):
     versions: list[int]
     lengths: array[int]
     whole: bool  # whether these are the requests' own
-    moved: list[int]  # rows whose new token lies in another block than that of the last step
-    last_blocks: list[int]  # where it lies now
-    changed: list[int]
-    rewrites: list[int]  # as the next two, of the changed rows only
-    first: list[int]
-    blocks: list[list[int]]
+    changed: Sequence[int] = ()
+    last_blocks: Sequence[int] = ()  # where the new tokens lie; as the next, of the changed rows
+    rewrites: Sequence[int] = ()
+    first: Sequence[int] = ()
+    blocks: Sequence[list[int]] = ()
 
 
 class DecodeBatches:
@@ -120,22 +119,30 @@ class DecodeBatches:
             _refuse(ledger, requests, seq_lens)
         same = held == self._held
         one_each = len(lengths) == len(held) and (same or len(set(requests)) == len(held))
-        if not one_each or 0 in lengths or (seq_lens and any(map(gt, lengths, present))):
+        fit = seq_lens is None or (min(lengths, default=0) >= 0 and all(map(le, lengths, present)))
+        if not one_each or not fit or 0 in lengths:
             _refuse(ledger, requests, seq_lens)
         versions = [request.version for request in held]
         changed = self._changed_rows(held, versions, same)
-        moved = changed if seq_lens is None and self._whole else self._moved_rows(changed, lengths)
-        size = self.manager.block_size
-        last_blocks = [held[row].table[(lengths[row] - 1) // size] for row in moved]
-        if NO_BLOCK in last_blocks:
-            _refuse(ledger, requests, seq_lens)
+        whole = seq_lens is None
+        if not whole or not self._whole:
+            changed = self._moved_rows(changed, lengths)
+        if not changed:
+            return DecodeRows(held, versions, lengths, whole)
         known = self._columns if len(held) == len(self._held) else [0] * len(held)
         rewrites = [held[row].rewrites for row in changed]
         first = [known[row] if self._only_grew(held[row], row) else 0 for row in changed]
         blocks = [held[r].table[start:] for r, start in zip(changed, first, strict=True)]
-        whole = seq_lens is None
-        changes = changed, rewrites, first, blocks
-        return DecodeRows(held, versions, lengths, whole, moved, last_blocks, *changes)
+        if whole and self._whole:  # each of these tables has an entry that is new
+            last_blocks = [entries[-1] for entries in blocks]
+        else:
+            size = ledger.block_size
+            last_blocks = [held[row].table[(lengths[row] - 1) // size] for row in changed]
+        if NO_BLOCK in last_blocks:
+            _refuse(ledger, requests, seq_lens)
+        return DecodeRows(
+            held, versions, lengths, whole, changed, last_blocks, rewrites, first, blocks
+        )
 
     def _only_grew(self, held: Holding, row: int) -> bool:
         """Say whether a row's table is that of the last step, with entries added."""
@@ -174,11 +181,10 @@ class DecodeBatches:
         slots = self._slots + (seq_lens - self._seq_lens)
         if rows.changed:
             self._write_tables(rows)
-        if rows.moved:
             size = self.manager.block_size
-            pairs = zip(rows.moved, rows.last_blocks, strict=True)
+            pairs = zip(rows.changed, rows.last_blocks, strict=True)
             new = [block * size + (rows.lengths[row] - 1) % size for row, block in pairs]
-            slots[_int64(rows.moved)] = _int64(new)
+            slots[_int64(rows.changed)] = _int64(new)
         self._versions, self._lengths, self._whole = rows.versions, rows.lengths, rows.whole
         self._seq_lens, self._slots = seq_lens, slots
         self._held = rows.held
@@ -228,5 +234,5 @@ def _refuse(
     raise AssertionError("rows that build_batch takes were refused")
 
 
-def _int64(values: list[int]) -> torch.Tensor:
+def _int64(values: Sequence[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")

@@ -95,41 +95,26 @@ def hold(
         New requests, which can only be freed until the flight is settled.
     """
     flight = Flight([one.fork() for one in held], dict(arriving))
-    ledger.note((ledger, _ground, ledger, owner, flight))
+    ledger.note((ledger, ledger.flights.pop, owner, None))
     ledger.flights[owner] = flight
-    ledger.arriving |= arriving
+    for request, one in arriving.items():
+        ledger.note((ledger, ledger.arriving.pop, request, None))
+        ledger.arriving[request] = one
     for one in (*flight.held, *arriving.values()):
         ledger.stock.share(one.blocks)
-
-
-def _ground(ledger: Ledger, owner: object, flight: Flight) -> None:
-    """Take the beginning of a flight back."""
-    ledger.flights.pop(owner, None)
-    for request in flight.arriving:
-        ledger.arriving.pop(request, None)
 
 
 def settle(ledger: Ledger, owner: object) -> None:
     """End a flight that has made its copies: what was arriving is here."""
     flight = ledger.flights[owner]
-    landed = flight.under_way(ledger.arriving)
-    ledger.note((ledger, _unsettle, ledger, owner, flight, landed))
-    for request, held in landed:
-        ledger.requests[request] = held
-        del ledger.arriving[request]
+    for request, held in flight.under_way(ledger.arriving):
+        ledger.note((ledger, ledger.arriving.__setitem__, request, held))
+        ledger.note((ledger, ledger.requests.pop, request, None))
+        ledger.requests[request] = ledger.arriving.pop(request)
+    ledger.note((ledger, ledger.flights.__setitem__, owner, flight))
     del ledger.flights[owner]
     for held in flight.held:
         ledger.stock.release(held.blocks)
-
-
-def _unsettle(
-    ledger: Ledger, owner: object, flight: Flight, landed: list[tuple[Hashable, Holding]]
-) -> None:
-    """Take the end of a flight back."""
-    ledger.flights[owner] = flight
-    ledger.arriving |= landed
-    for request, _ in landed:
-        ledger.requests.pop(request, None)
 
 
 def _found(ledger: Ledger, newcomers: Iterable[Holding]) -> dict[int, int]:

@@ -33,7 +33,15 @@ class OutOfBlocks(RuntimeError):
         return f"{self.asked} blocks asked for, {self.free} free{cached}{kept}"
 
 
-class UnknownRequest(KeyError):
+class _OfRequest(Exception):
+    """An error that carries the name of a request."""
+
+    def __init__(self, request: Hashable) -> None:
+        super().__init__(request)
+        self.request = request
+
+
+class UnknownRequest(_OfRequest, KeyError):
     """A call named a request that holds nothing: never allocated, or freed already.
 
     Attributes
@@ -42,15 +50,11 @@ class UnknownRequest(KeyError):
         The name that was given.
     """
 
-    def __init__(self, request: Hashable) -> None:
-        super().__init__(request)
-        self.request = request
-
     def __str__(self) -> str:
         return f"request {self.request!r} is unknown: never allocated, or freed already"
 
 
-class InFlight(RuntimeError):
+class InFlight(_OfRequest, RuntimeError):
     """A call needs a request whose blocks are still being copied in, see `SwapSpace`.
 
     Attributes
@@ -58,10 +62,6 @@ class InFlight(RuntimeError):
     request : Hashable
         The name that was given.
     """
-
-    def __init__(self, request: Hashable) -> None:
-        super().__init__(request)
-        self.request = request
 
     def __str__(self) -> str:
         return f"request {self.request!r} is being copied: finish its transfer first, or free it"

@@ -15,7 +15,7 @@ class Stored:
     Attributes
     ----------
     digest : bytes
-        The name of its content, see `prefix_digest`.
+        The name of its content, see `digest`.
     block : int
         Where it lies.
     """

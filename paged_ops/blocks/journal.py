@@ -11,6 +11,9 @@ books next begins anew with it. This is sound because
 - all else in the books follows from what is held, and is made anew from it (`Ledger.rebuild`);
 - a change has happened from the moment that the notes are dropped, which is one step.
 
+Only the books are taken back. What is written to the pool inside a change goes into blocks that it
+has taken, and before it gives any back: these might be the same, and are their old holders' again.
+
 Several ledgers may share a journal. They have one lock then, and change together or not at all.
 """
 

@@ -196,7 +196,7 @@ class Ledger:
         """Make a request that nothing refuses. Its hits are held before anything is evicted."""
         hits = self.hits(prompt, hit_blocks)
         unseen = hit_blocks - len(hits)
-        self.note((self, self._dismiss, request, self.prompt_tokens, self.hit_tokens))
+        self.note((self, self.requests.pop, request, None))
         self.stock.share(hits)
         fresh = self.stock.take(self.blocks_for(prompt.num_tokens) - hit_blocks)
         table = [NO_BLOCK] * unseen + hits + fresh
@@ -204,14 +204,11 @@ class Ledger:
         held.num_committed, held.num_released = hit_blocks, unseen
         if prompt.tokens is not None:
             held.tokens, held.digests = prompt.tokens[:], prompt.digests.copy()
+            self.note((self, setattr, self, "prompt_tokens", self.prompt_tokens))
+            self.note((self, setattr, self, "hit_tokens", self.hit_tokens))
             self.prompt_tokens += prompt.num_tokens
             self.hit_tokens += hit_blocks * self.block_size
         self.requests[request] = held
-
-    def _dismiss(self, request: Hashable, prompt_tokens: int, hit_tokens: int) -> None:
-        """Take an admission back."""
-        self.requests.pop(request, None)
-        self.prompt_tokens, self.hit_tokens = prompt_tokens, hit_tokens
 
     def fork(self, held: Holding, child: Hashable) -> None:
         """Make a request that shares all blocks of another."""
@@ -330,13 +327,9 @@ class Ledger:
 
     def flush(self) -> None:
         """Forget all contents, and begin a generation that no present request belongs to."""
-        self.note((self, self._unflush, self.generation))
+        self.note((self, self.stock.forget))  # forward: old contents must not be found
+        self.note((self, setattr, self, "generation", self.generation))
         self.generation += 1
-        self.stock.forget()
-
-    def _unflush(self, generation: int) -> None:
-        """Take a flush back, but what was forgotten stays so."""
-        self.generation = generation
         self.stock.forget()
 
     # ---------------------------------------------------------------- a request goes
@@ -345,17 +338,12 @@ class Ledger:
         """End a request, one that is arriving too, and release what it holds."""
         where = self.arriving if request in self.arriving else self.requests
         held = where[request] if where is self.arriving else self.find(request)
-        self.note((self, self._revive, where, request, held, self.preemptions))
+        self.note((self, where.__setitem__, request, held))
         del where[request]
-        self.preemptions += preempted
+        if preempted:
+            self.note((self, setattr, self, "preemptions", self.preemptions))
+            self.preemptions += 1
         self.stock.release(held.blocks)
-
-    def _revive(
-        self, where: dict[Hashable, Holding], request: Hashable, held: Holding, preemptions: int
-    ) -> None:
-        """Take an end back."""
-        where[request] = held
-        self.preemptions = preemptions
 
     # ---------------------------------------------------------------- copies in flight end badly
 

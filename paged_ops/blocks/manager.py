@@ -19,10 +19,11 @@ class BlockManager(Books):
     """Hands out the blocks of a pool to requests, shares them, and takes them back.
 
     Every call costs O(1) per block it touches, whatever the size of the pool, and is atomic: a
-    call that raises has changed nothing. A lock around each call makes it atomic among threads as
-    well. Two calls in a row are not one: rather than asking `can_allocate` first, call `allocate`
-    and catch `OutOfBlocks`. Don't call the manager from a finaliser or a signal handler, which
-    may run while its own thread holds the lock.
+    call that raises has changed nothing, and one that a KeyboardInterrupt breaks off is done or not
+    done. A lock around each call makes it atomic among threads as well. Two calls in a row are not
+    one: rather than asking `can_allocate` first, call `allocate` and catch `OutOfBlocks`. Don't
+    call the manager from a finaliser or a signal handler, which may run while its own thread holds
+    the lock.
 
     The most recently freed blocks are handed out first, then new ones: the former are in the
     caches of the processor, and the memory of a pool that is committed lazily grows only as far as
@@ -52,7 +53,9 @@ class BlockManager(Books):
     ledger : Ledger
         The books themselves, for those who look at or change more than one request at a time:
         ``with manager.lock, manager.ledger as ledger:`` is one call, however much happens in it,
-        and is taken back as a whole if it is left by an exception.
+        and is taken back as a whole if it is left by an exception. So block copies that are made
+        inside, of a `Ledger.make_room`, can't be lost by an interrupt, as those that `append` was
+        about to return can.
 
     Raises
     ------

@@ -236,7 +236,8 @@ def build_context_batch(
             f"manager has sliding_window {manager.sliding_window}, expected None: parts of a "
             f"sequence are kept whole"
         )
-    held = [manager.num_tokens(request) for request in requests]
+    with manager.lock, manager.ledger as ledger:
+        held = [ledger.find(request).num_tokens for request in requests]
     given: list[tuple[list[int], list[int]]] = [([], [])] * dist.get_world_size(group)
     dist.all_gather_object(given, (new, held), group=group)
     rank = dist.get_rank(group)

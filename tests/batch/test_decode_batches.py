@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from paged_ops.batch.batch import Batch, build_batch
 from paged_ops.batch.decode import DecodeBatches
 from paged_ops.blocks.errors import OutOfBlocks, UnknownRequest
 from paged_ops.blocks.manager import BlockManager
+from tests.support.broken_off import break_off
 
 
 def assert_same(got: Batch, want: Batch) -> None:
@@ -60,6 +63,55 @@ def test_every_step_of_a_random_history_is_what_build_batch_gives(
         assert_same(batches.build(running), build_batch(manager, running))
         for request in running:
             manager.commit(request)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_that_hold_blocks_for_more_may_be_shorter(seed: int) -> None:
+    choose = random.Random(seed)
+    manager = BlockManager(80, choose.randint(1, 4))
+    batches = DecodeBatches(manager)
+    lengths = {request: choose.randint(1, 9) for request in range(6)}
+    for request, length in lengths.items():
+        manager.allocate(request, length + choose.randrange(6))
+    for step in range(200):
+        running = [request for request in lengths if choose.random() < 0.9]
+        for request in running:
+            most = manager.num_tokens(request)
+            lengths[request] += choose.choice([0, 1, 1, 1, -(lengths[request] // 2)])
+            if lengths[request] > most:
+                manager.append(request, lengths[request] - most + choose.randrange(4))
+            if choose.random() < 0.05 or lengths[request] > 40:
+                manager.truncate(request, 1)
+                lengths[request] = 1
+        whole = not step % 7
+        seq_lens = None if whole else [lengths[request] for request in running]
+        got, want = batches.build(running, seq_lens), build_batch(manager, running, None)
+        if seq_lens is not None:
+            want = dataclasses.replace(
+                build_batch(manager, running, None, seq_lens=seq_lens),
+                block_tables=want.block_tables,  # those behind a sequence are there, too
+            )
+        assert_same(got, want)
+
+
+def test_a_step_that_was_broken_off_leaves_nothing_wrong_for_the_next() -> None:
+    point = 0
+    while True:
+        manager = BlockManager(16, 2)
+        for request in "abc":
+            manager.allocate(request, 3)
+        batches = DecodeBatches(manager)
+        batches.build("abc")
+        manager.append_all([("a", 3), ("b", 1)])
+        manager.fork("a", "d")
+        manager.append("d", 1)
+        if not break_off(partial(batches.build, "dbc"), point):
+            break
+        assert_same(batches.build("dbc"), build_batch(manager, "dbc"))
+        manager.append("b", 1)
+        assert_same(batches.build("dbc"), build_batch(manager, "dbc"))
+        point += 1
+    assert point > 20
 
 
 def test_a_request_that_comes_again_under_its_old_name_gets_its_new_blocks() -> None:
@@ -115,3 +167,30 @@ def test_what_build_batch_refuses_is_refused_and_the_next_step_is_right(
     assert_same(batches.build(["a"]), build_batch(manager, ["a"]))
     assert_same(batches.build([]), build_batch(manager, []))
     assert_same(batches.build(["a"]), build_batch(manager, ["a"]))
+
+
+@pytest.mark.parametrize(
+    ("seq_lens", "message"),
+    [
+        ([6], r"seq_lens\[0\] is 6, expected 0 to 5"),
+        ([0], r"query_lens\[0\] is 1, expected 0 to 0"),
+        ([-1], r"seq_lens\[0\] is -1"),
+        ([1, 1], "seq_lens has 2 entries, expected 1"),
+        ([], "seq_lens has 0 entries, expected 1"),
+    ],
+)
+def test_lengths_that_build_batch_refuses_are_refused(seq_lens: list[int], message: str) -> None:
+    manager = BlockManager(8, 4)
+    manager.allocate("a", 5)
+    for build in (DecodeBatches(manager).build, partial(build_batch, manager)):
+        with pytest.raises(ValueError, match=message):
+            build(["a"], seq_lens=seq_lens)
+
+
+def test_a_new_token_whose_block_has_left_the_window_is_refused() -> None:
+    manager = BlockManager(8, 4, sliding_window=1)
+    manager.allocate("a", 8)
+    manager.commit("a")  # and nothing was appended
+    for build in (DecodeBatches(manager).build, partial(build_batch, manager)):
+        with pytest.raises(ValueError, match="the first 2 blocks have left the sliding window"):
+            build(["a"])

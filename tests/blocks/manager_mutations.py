@@ -1,7 +1,7 @@
 """Take the guards of the bookkeeping out, one at a time: each time a test must fail.
 
-Run ``python -m tests.blocks.manager_mutations`` in the project's root. Every mutant is made in a
-copy.
+Run ``python -m tests.blocks.manager_mutations`` in the project's root, with a part of a fault's
+name to try only some. Every mutant is made in a copy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.support.mutants import Mutant, apply
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("test_block_manager", "test_prefix_cache", "test_prefix_digest", "test_swap")
+TESTS = ("test_prefix_digest", "test_swap", "test_prefix_cache", "test_block_manager")
 
 FAULTS = (
     Mutant(
@@ -127,16 +127,21 @@ FAULTS = (
 )
 
 NOTES = {
-    "an admission": ("ledger", "self, self._dismiss, request, self.prompt_tokens, self.hit_tokens"),
+    "an admission": ("ledger", "self, self.requests.pop, request, None"),
     "a fork": ("ledger", "self, self.requests.pop, child, None"),
     "a growth": ("ledger", "self, held.shrink, *was"),
     "a cut": ("ledger", "self, held.regrow, held.num_tokens, held.num_committed, *tails"),
     "blocks that a window has left": ("ledger", "self, held.reclaim, start, released"),
-    "a flush": ("ledger", "self, self._unflush, self.generation"),
-    "an end": ("ledger", "self, self._revive, where, request, held, self.preemptions"),
+    "a flush": ("ledger", 'self, setattr, self, "generation", self.generation'),
+    "an end": ("ledger", "self, where.__setitem__, request, held"),
+    "a preemption": ("ledger", 'self, setattr, self, "preemptions", self.preemptions'),
+    "a hit": ("ledger", 'self, setattr, self, "hit_tokens", self.hit_tokens'),
     "blocks of an arrival": ("arrival", "ledger, ledger.rebuild"),
-    "a flight": ("arrival", "ledger, _ground, ledger, owner, flight"),
-    "the end of a flight": ("arrival", "ledger, _unsettle, ledger, owner, flight, landed"),
+    "a flight": ("arrival", "ledger, ledger.flights.pop, owner, None"),
+    "the request of a flight": ("arrival", "ledger, ledger.arriving.pop, request, None"),
+    "a landing": ("arrival", "ledger, ledger.arriving.__setitem__, request, held"),
+    "what has landed": ("arrival", "ledger, ledger.requests.pop, request, None"),
+    "the end of a flight": ("arrival", "ledger, ledger.flights.__setitem__, owner, flight"),
 }
 
 BROKEN_OFF = (
@@ -232,6 +237,8 @@ def main() -> None:
     surviving = 0
     for mutants, tests in ((FAULTS, TESTS), (BROKEN_OFF, ("test_broken_off",))):
         for mutant in mutants:
+            if sys.argv[1:] and not any(part in mutant.fault for part in sys.argv[1:]):
+                continue
             with tempfile.TemporaryDirectory() as folder:
                 alive = survives(mutant, tests, Path(folder))
             surviving += alive

@@ -430,6 +430,30 @@ def test_several_requests_grow_all_or_none() -> None:
     assert state_of(manager) == before
 
 
+def test_several_requests_are_cut_all_or_none() -> None:
+    manager = half_full()
+    before = state_of(manager)
+    with pytest.raises(ValueError, match="num_tokens is 13, expected 0 to 12"):
+        manager.truncate_all([("a", 3), ("c", 13)])
+    with pytest.raises(UnknownRequest):
+        manager.truncate_all([("a", 3), ("d", 0)])
+    assert state_of(manager) == before
+    manager.truncate_all([("a", 3), ("c", 8)])
+    assert [manager.num_tokens(request) for request in "abc"] == [3, 7, 8]
+    assert manager.num_free == 2
+    manager.check()
+
+
+@pytest.mark.parametrize("call", [BlockManager.append_all, BlockManager.truncate_all])
+def test_a_call_on_several_requests_names_each_once_or_none(call: Any) -> None:
+    manager = half_full()
+    before = state_of(manager)
+    with pytest.raises(ValueError, match=r"requests is \['a', 'a'\], expected each request once"):
+        call(manager, [("a", 1), ("a", 1)])
+    assert not call(manager, [])
+    assert state_of(manager) == before
+
+
 # ------------------------------------------------------------------ statistics
 
 

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
 from paged_ops.blocks.errors import OutOfBlocks
 from paged_ops.blocks.layer_groups import LayerGroup, LayerGroups
@@ -22,6 +21,7 @@ from paged_ops.blocks.swap import SwapSpace
 from paged_ops.distributed import request_transfer
 from paged_ops.pool.kv_cache import PagedKVCache
 from tests.support.broken_off import CORE_FILES, Scene, break_off, prove
+from tests.support.line import Line, what_is_sent
 
 A = list(range(100, 130))
 B = list(range(200, 230))
@@ -50,21 +50,21 @@ def busy_manager(**options: Any) -> BlockManager:
 
 
 CALLS: dict[str, Callable[[BlockManager], object]] = {
-    "allocate, with hits and evictions": lambda m: m.allocate("new", [*B[:9], *A[:6]]),
-    "allocate, evicting what it doesn't hit": lambda m: m.allocate("new", 12),
-    "append to a shared block": lambda m: m.append("a", A[14:20]),
-    "append in place": lambda m: m.append("f", 2),
-    "append to a block that is found": lambda m: m.append("e", [7]),
-    "append_all": lambda m: m.append_all([("a", [1]), ("b", 1), ("c", [3] * 3), ("f", 4)]),
-    "commit": lambda m: m.commit("a"),
+    "flush": lambda m: m.flush(),
     "fork": lambda m: m.fork("a", "new"),
-    "truncate": lambda m: m.truncate("a", 3),
-    "truncate what is found": lambda m: m.truncate("e", 0),
-    "truncate_all": lambda m: m.truncate_all([("a", 5), ("b", 12), ("f", 0)]),
     "free": lambda m: m.free("e"),
     "free what is shared": lambda m: m.free("b"),
     "preempt": lambda m: m.preempt("f"),
-    "flush": lambda m: m.flush(),
+    "commit": lambda m: m.commit("a"),
+    "truncate": lambda m: m.truncate("a", 3),
+    "truncate what is found": lambda m: m.truncate("e", 0),
+    "append in place": lambda m: m.append("f", 2),
+    "append to a shared block": lambda m: m.append("a", A[14:20]),
+    "append to a block that is found": lambda m: m.append("e", [7]),
+    "allocate, evicting what it doesn't hit": lambda m: m.allocate("new", 12),
+    "allocate, with hits and evictions": lambda m: m.allocate("new", [*B[:9], *A[:6]]),
+    "append_all": lambda m: m.append_all([("a", [1]), ("b", 1), ("c", [3] * 3), ("f", 4)]),
+    "truncate_all": lambda m: m.truncate_all([("a", 5), ("b", 12), ("f", 0)]),
     "several calls in one": lambda m: rearrange(m),
 }
 
@@ -79,6 +79,20 @@ def rearrange(manager: BlockManager) -> None:
         ledger.end("b")
         ledger.grow([(held, 4, None)])
         ledger.fork(held, "new")
+
+
+def test_changes_that_are_left_by_an_error_are_taken_back_together() -> None:
+    manager = busy_manager()
+    scene = Scene(lambda: rearrange(manager), manager)
+    before = scene.state()
+    with contextlib.suppress(ZeroDivisionError), manager.lock, manager.ledger as ledger:
+        ledger.make_room(["a", "f"], [17, 14])
+        ledger.end("b", preempted=True)
+        ledger.flush()
+        _ = 1 / 0
+    assert scene.state() == before
+    scene.call()
+    scene.end()
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -254,37 +268,11 @@ def test_a_transfer_whose_call_was_broken_off_when_it_had_begun_is_not_lost() ->
 # ------------------------------------------------------------------ requests from another rank
 
 
-class Line:
-    """Stands for torch.distributed: says what the other rank would, and keeps what it is told."""
-
-    def __init__(self, *messages: Any) -> None:
-        self.messages, self.sent = list(messages), list[Any]()
-
-    def send_object_list(self, objects: list[Any], **_: object) -> None:
-        self.sent += objects
-
-    def recv_object_list(self, objects: list[Any], **_: object) -> None:
-        objects[:] = [self.messages.pop(0)]
-
-    def send(self, *_: object, **__: object) -> None:
-        pass
-
-    def recv(self, content: torch.Tensor, **_: object) -> None:
-        content.zero_()
-
-
 def pool_of_a() -> tuple[BlockManager, PagedKVCache]:
     manager = BlockManager(12, 4)
     manager.allocate("a", A[:14])
     manager.commit("a", 9)
     return manager, PagedKVCache(1, 12, 4, 1, 1)
-
-
-def books_of_a(patch: pytest.MonkeyPatch) -> Any:
-    line = Line({"rows": [0, 1, 2, 3]})
-    patch.setattr(request_transfer, "dist", line)
-    request_transfer.send_request(*pool_of_a(), "a", 1)
-    return line.sent[0]
 
 
 def test_sending_a_request_may_be_broken_off_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +289,7 @@ def test_sending_a_request_may_be_broken_off_anywhere(monkeypatch: pytest.Monkey
 
 
 def test_receiving_a_request_may_be_broken_off_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    books = books_of_a(monkeypatch)
+    books = what_is_sent(*pool_of_a(), "a", monkeypatch)
 
     def setting() -> Scene:
         manager = BlockManager(8, 4, watermark=0.2)

@@ -192,6 +192,10 @@ def test_a_hit_is_as_long_as_every_group_can_serve() -> None:
         (lambda g: g.append("x", 1), UnknownRequest),
         (lambda g: g.commit("x"), UnknownRequest),
         (lambda g: g.truncate("x", 0), UnknownRequest),
+        (lambda g: g.preempt("x"), UnknownRequest),
+        (lambda g: g.append_all([("b", 1), ("a", 13)]), OutOfBlocks),
+        (lambda g: g.append_all([("b", 1), ("x", 1)]), UnknownRequest),
+        (lambda g: g.truncate_all([("b", 0), ("a", 2)]), ValueError),
     ],
 )
 def test_a_call_that_one_group_refuses_changes_none(call: Any, error: type[Exception]) -> None:
@@ -224,9 +228,12 @@ def test_groups_stay_in_step_through_random_histories() -> None:
                 [
                     ("allocate", request, tokens),
                     ("append", request, tokens),
+                    ("append_all", [(request, tokens), (other, 1)]),
                     ("commit", request),
                     ("fork", request, other),
                     ("truncate", request, choose.randrange(12)),
+                    ("truncate_all", [(request, choose.randrange(9)), (other, 3)]),
+                    ("preempt", request),
                     ("free", request),
                     ("flush",) if choose.random() < 0.1 else ("num_tokens", request),
                 ]

@@ -127,9 +127,14 @@ def test_a_strided_mapping_is_read_by_its_strides() -> None:
     assert cache.flatten().tolist() == [3.0, 2.0, 2.0, 3.0]
 
 
-def test_an_empty_pool_and_an_empty_mapping_do_nothing() -> None:
-    cache = torch.empty(0, 4, 1, 8)
-    torch.ops.paged.copy_blocks(cache, cache.clone(), torch.empty(0, 2, dtype=torch.int64))
+@pytest.mark.parametrize("num_blocks", [0, 3])
+def test_an_empty_mapping_changes_nothing_in_an_empty_pool_either(num_blocks: int) -> None:
+    key_cache, value_cache = normal((2, num_blocks, 4, 1, 8), torch.float32, 0)
+    before = key_cache.clone(), value_cache.clone()
+    mapping = torch.empty(0, 2, dtype=torch.int64)
+    torch.ops.paged.copy_blocks(key_cache, value_cache, mapping)
+    assert same_bits(key_cache, before[0])
+    assert same_bits(value_cache, before[1])
 
 
 def test_blocks_beyond_2_to_the_31_elements_are_copied() -> None:

@@ -174,8 +174,13 @@ def test_copy_blocks_copies_in_every_layer_and_reads_before_it_writes(
 
 def test_copying_no_blocks_changes_nothing() -> None:
     cache = small()
+    for pool in cache.buffers():
+        pool.normal_()
+    before = [pool.clone() for pool in cache.buffers()]
     cache.copy_blocks([])
     cache.copy_blocks(torch.empty(0, 2, dtype=torch.int64))
+    for pool, old in zip(cache.buffers(), before, strict=True):
+        assert torch.equal(pool, old)
 
 
 @pytest.mark.parametrize(
