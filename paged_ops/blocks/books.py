@@ -72,7 +72,7 @@ class Books:
             How many tokens, 0 or more, or their ids. By a count nothing can be found.
         extra_keys : iterable of ExtraKey or (str, value)
             What the keys and values depend on besides the tokens: adapter, image, tenant. Only
-            prompts with the same extra keys share blocks. See `digest.ExtraKey`.
+            prompts with the same extra keys share blocks. See `ExtraKey`.
 
         Returns
         -------

@@ -15,7 +15,7 @@ class Stored:
     Attributes
     ----------
     digest : bytes
-        The name of its content, see `digest`.
+        The name of its content, see `chain_digests`.
     block : int
         Where it lies.
     """
