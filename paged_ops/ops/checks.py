@@ -1,6 +1,6 @@
 """What each op refuses, without running it.
 
-The checks refuse the shapes, dtypes, devices and options that csrc/checks.h refuses, in the same
+The checks refuse the shapes, dtypes, devices and options that csrc/arguments/ refuses, in the same
 words. The values of tensors (lengths, block ids, slots) are there to be checked only when the op
 runs; `check_lengths_and_blocks` reads those of the tables for a caller that must know before it
 changes something else.
