@@ -4,8 +4,8 @@ Every request has a table of block ids; how many tables hold a block, the stock 
 written while its content can be found: `commit` publishes full blocks only, and a growth that
 begins inside a block takes a copy of it if others hold it, or unpublishes it if not.
 
-A caller first asks for all that may refuse a change (`find`, `refuse_growth`), and then makes it; so a
-refused change has changed nothing. What breaks a change off, the journal takes back: each verb
+A caller first asks for all that may refuse a change (`find`, `refuse_growth`), and then makes it;
+so a refused change has changed nothing. What breaks a change off, the journal takes back: each verb
 notes how to undo what it does to a holding, or to the lists of holdings, before it does so, and
 before it touches the stock.
 """
