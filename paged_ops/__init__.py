@@ -3,8 +3,8 @@
 Importing the package loads the compiled library and registers the ops.
 """
 
-from paged_ops._load import BackendInfo, backend_info, npu_attention_kernel
 from paged_ops.attention import PagedAttention
+from paged_ops.backends import BackendInfo, backend_info, npu_attention_kernel
 from paged_ops.batch.batch import Batch, build_batch
 from paged_ops.blocks.errors import OutOfBlocks, UnknownRequest
 from paged_ops.blocks.manager import BlockManager

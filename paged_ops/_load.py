@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,49 +15,13 @@ _PACKAGE = Path(__file__).parent
 _OLDEST_TORCH = (2, 10)
 
 
-@dataclass(frozen=True)
-class BackendInfo:
-    """What was built and what was chosen on this machine; see `backend_info`.
-
-    Attributes
-    ----------
-    torch : str
-        Version of the running torch.
-    torch_built_with : str
-        Version of the torch whose headers the library was compiled against.
-    torch_target : str
-        Oldest torch that the library can be loaded by.
-    library : str
-        Path of the compiled library.
-    cpu_isas : tuple of str
-        CPU variants in the library, least capable first.
-    cpu_isa : str
-        The variant that runs: the best that this machine has and ``PAGED_CPU_ISA`` allows.
-    npu : str
-        Whether the Ascend part was built, and if not, why.
-    npu_attention : str
-        The Ascend kernel that attention takes: "mixed", on cube and vector cores, wherever that can
-        run, or "vector" if ``PAGED_NPU_KERNEL`` asks for it; `npu_attention_kernel` answers for a
-        shape.
-    """
-
-    torch: str
-    torch_built_with: str
-    torch_target: str
-    library: str
-    cpu_isas: tuple[str, ...]
-    cpu_isa: str
-    npu: str
-    npu_attention: str
-
-
-def _library_path() -> Path:
+def library_path() -> Path:
     """Return the library to load; ``PAGED_LIBRARY`` may name another, say a sanitized one."""
     named = os.environ.get("PAGED_LIBRARY")
     return Path(named) if named else _PACKAGE / "_C.abi3.so"
 
 
-def _build_record(library: Path) -> dict[str, object]:
+def build_record(library: Path) -> dict[str, object]:
     """Return what setup.py noted beside the library; empty if there is nothing to read."""
     try:
         record: dict[str, object] = json.loads(library.with_name("_build.json").read_text())
@@ -81,13 +44,13 @@ def load_library() -> None:
         The library is missing, doesn't fit this torch, or ``PAGED_CPU_ISA`` names no variant of it.
         The message names the torch that the library was built with and the one that runs.
     """
-    library = _library_path()
+    library = library_path()
     if not library.exists():
         raise ImportError(
             f"paged_ops has no compiled library at {library}: build it in the environment of this "
             f"torch ({torch.__version__}) with `pip install --no-build-isolation .`"
         )
-    built_with = _build_record(library).get("torch_built_with", "unknown")
+    built_with = build_record(library).get("torch_built_with", "unknown")
     versions = f"it was built with torch {built_with}, this is torch {torch.__version__}"
     if _running_version() < _OLDEST_TORCH:
         raise ImportError(
@@ -98,73 +61,3 @@ def load_library() -> None:
         torch.ops.paged._cpu_isa()  # chooses the CPU variant: PAGED_CPU_ISA is refused here
     except (OSError, RuntimeError, AttributeError) as error:
         raise ImportError(f"paged_ops can't use {library}: {versions}. {error}") from error
-
-
-def backend_info() -> BackendInfo:
-    """Say what was built into the library and which variant runs on this machine.
-
-    Returns
-    -------
-    BackendInfo
-        A frozen record; printing it answers most questions of a bug report.
-
-    Examples
-    --------
-    >>> import paged_ops
-    >>> info = paged_ops.backend_info()
-    >>> info.cpu_isa in info.cpu_isas
-    True
-    """
-    library = _library_path()
-    record = _build_record(library)
-    isas = record.get("cpu_isas", [])
-    return BackendInfo(
-        torch=str(torch.__version__),
-        torch_built_with=str(record.get("torch_built_with", "unknown")),
-        torch_target=str(record.get("torch_target", "unknown")),
-        library=str(library),
-        cpu_isas=tuple(isas) if isinstance(isas, list) else (),
-        cpu_isa=torch.ops.paged._cpu_isa(),
-        npu=str(record.get("npu", "unknown")),
-        npu_attention=os.environ.get("PAGED_NPU_KERNEL") or "mixed",
-    )
-
-
-def npu_attention_kernel(dtype: torch.dtype, head_dim: int, head_dim_v: int | None = None) -> str:
-    """Say which Ascend kernel attention takes for caches of this dtype and shape.
-
-    Nothing else decides: not the batch, the phase, the options or the block size.
-
-    Parameters
-    ----------
-    dtype
-        Of query and caches: float16, bfloat16 or float32.
-    head_dim, head_dim_v
-        Elements of a key and of a value; None: as many as of a key.
-
-    Returns
-    -------
-    str
-        "mixed": cube and vector cores; or "vector": vector cores alone.
-
-    Raises
-    ------
-    RuntimeError
-        No Ascend kernel serves them; the message names the limit. Or ``PAGED_NPU_KERNEL`` is
-        neither "mixed" nor "vector".
-
-    Examples
-    --------
-    >>> import torch, paged_ops
-    >>> paged_ops.npu_attention_kernel(torch.float32, 128)
-    'vector'
-    """
-    name = str(dtype).removeprefix("torch.")
-    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise RuntimeError(
-            f"npu_attention_kernel: dtype is {name}, expected float16, bfloat16 or float32"
-        )
-    kernel: str = torch.ops.paged._npu_attention_kernel(
-        name, head_dim, head_dim if head_dim_v is None else head_dim_v
-    )
-    return kernel

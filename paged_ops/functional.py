@@ -11,8 +11,10 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 import paged_ops.ops.registration  # noqa: F401  (registers the ops)
+from paged_ops.ops.options import AttentionOptions
 
 
 def attention(
@@ -130,9 +132,11 @@ def attention(
         "value_scale": value_scale,
         "tree_mask": tree_mask,
     }
+    # What isn't named costs the call nothing.
+    given = {name: option for name, option in options.items() if option is not None}
     if out is None:
-        return cast("Tensor", torch.ops.paged.attention.default(*arguments, **options))
-    return cast("Tensor", torch.ops.paged.attention.out(*arguments, **options, out=out))
+        return cast("Tensor", torch.ops.paged.attention.default(*arguments, **given))
+    return cast("Tensor", torch.ops.paged.attention.out(*arguments, **given, out=out))
 
 
 def attention_with_lse(
@@ -142,16 +146,7 @@ def attention_with_lse(
     block_tables: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    causal: bool = True,
-    sliding_window: int | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    key_scale: Tensor | None = None,
-    value_scale: Tensor | None = None,
-    tree_mask: Tensor | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]:
     """Attend like `attention`, and return the log-sum-exp of the scores as well.
 
@@ -159,8 +154,8 @@ def attention_with_lse(
     ----------
     query, key_cache, value_cache, block_tables, seq_lens, query_start_loc
         As in `attention`.
-    scale, causal, sliding_window, softcap, alibi_slopes, sinks, key_scale, value_scale, tree_mask
-        As in `attention`.
+    **options
+        As in `attention`: all that it takes by name but `out`.
 
     Returns
     -------
@@ -192,21 +187,7 @@ def attention_with_lse(
     4.0
     """
     result = torch.ops.paged.attention_with_lse.default(
-        query,
-        key_cache,
-        value_cache,
-        block_tables,
-        seq_lens,
-        query_start_loc,
-        scale=scale,
-        causal=causal,
-        sliding_window=sliding_window,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        key_scale=key_scale,
-        value_scale=value_scale,
-        tree_mask=tree_mask,
+        query, key_cache, value_cache, block_tables, seq_lens, query_start_loc, **options
     )
     return cast("tuple[Tensor, Tensor]", result)
 

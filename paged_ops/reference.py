@@ -40,18 +40,6 @@ is too large becomes the largest element. A scale per token and head it chooses 
 
 and NaN where the row isn't finite, so that it reads as NaN.
 
-Online form
------------
-`attention_by_blocks` computes the same block by block, as FlashAttention and PagedAttention do,
-and never holds more than one block of scores. For each block with scores ``s`` and values ``V``::
-
-    M'   = max(M, max(s))
-    Z'   = Z * exp(M - M') + sum(exp(s - M'))
-    acc' = acc * exp(M - M') + exp(s - M') @ V
-
-and at the end ``output = acc / Z`` and ``lse = M + log(Z)``. It starts from ``M = sink, Z = 1``
-(``M = -inf, Z = 0`` without a sink) and ``acc = 0``: the sink is a key whose value is zero.
-
 Precision
 ---------
 The arithmetic is float64 when the input is float64, and float32 for every other dtype. Outputs
@@ -66,12 +54,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from paged_ops.dtypes import LARGEST_ELEMENT, as_bytes
+from paged_ops.ops.options import AttentionOptions, refuse_unknown
 
 __all__ = [
     "attention",
-    "attention_by_blocks",
     "attention_with_lse",
     "copy_blocks",
     "gather_kv",
@@ -87,16 +76,7 @@ def attention(
     block_tables: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    causal: bool = True,
-    sliding_window: int | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    key_scale: Tensor | None = None,
-    value_scale: Tensor | None = None,
-    tree_mask: Tensor | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor:
     """Attend over a paged KV cache; see the module's text for the formulas.
 
@@ -118,23 +98,9 @@ def attention(
     query_start_loc : Tensor, optional
         ``[batch + 1]``, int32: the queries of sequence ``i`` are the rows
         ``query_start_loc[i]`` to ``query_start_loc[i + 1] - 1``. None: one row per sequence.
-    scale : float, optional
-        Factor on the dot products; None means ``head_dim ** -0.5``.
-    causal : bool
-        Whether a query sees only keys up to its own position.
-    sliding_window : int, optional
-        How many keys a query sees at most, counted back from its own position, its own included.
-    softcap : float
-        Bound on the scores' magnitude; 0 turns it off.
-    alibi_slopes : Tensor, optional
-        ``[num_heads]``, float32: bias per position of distance.
-    sinks : Tensor, optional
-        ``[num_heads]``, float32: one extra logit in the denominator, neither scaled nor capped.
-    key_scale, value_scale : Tensor, optional
-        Scales of quantised caches, float32: ``[]``, ``[num_kv_heads]`` or
-        ``[num_blocks, block_size, num_kv_heads]``. An int8 cache needs them.
-    tree_mask : Tensor, optional
-        ``[num_tokens, max_query_len]``, bool: whether a query sees each new token of its sequence.
+    **options
+        As in `paged_ops.attention`, whose documentation has them all: the scores' rule, who sees
+        what, and the scales of quantised caches.
 
     Returns
     -------
@@ -149,7 +115,6 @@ def attention(
     See Also
     --------
     attention_with_lse : The same, and the log of the softmax denominator.
-    attention_by_blocks : The same, by the online algorithm.
 
     Examples
     --------
@@ -170,21 +135,7 @@ def attention(
     tensor([[[3.]]])
     """
     output, _ = attention_with_lse(
-        query,
-        key_cache,
-        value_cache,
-        block_tables,
-        seq_lens,
-        query_start_loc,
-        scale=scale,
-        causal=causal,
-        sliding_window=sliding_window,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        key_scale=key_scale,
-        value_scale=value_scale,
-        tree_mask=tree_mask,
+        query, key_cache, value_cache, block_tables, seq_lens, query_start_loc, **options
     )
     return output
 
@@ -196,16 +147,7 @@ def attention_with_lse(
     block_tables: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    causal: bool = True,
-    sliding_window: int | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    key_scale: Tensor | None = None,
-    value_scale: Tensor | None = None,
-    tree_mask: Tensor | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]:
     """Attend over a paged KV cache and return the log of the denominator too.
 
@@ -239,17 +181,13 @@ def attention_with_lse(
     tensor([[1.],
             [2.]])
     """
-    key_half, value_half = _Half(key_cache, key_scale), _Half(value_cache, value_scale)
-    visible = _Visibility(causal, sliding_window, tree_mask)
-    scores = _ScoreRule(
-        scale=query.shape[2] ** -0.5 if scale is None else scale,
-        softcap=softcap,
-        alibi_slopes=_in_arithmetic(alibi_slopes, query),
-    )
-    sinks = _in_arithmetic(sinks, query)
-    output, lse = _empty_results(query, value_cache)
+    refuse_unknown("attention_with_lse", options)
+    key_half, value_half = halves(key_cache, value_cache, options)
+    visible, rule = Visibility.of(options), ScoreRule.of(query, options)
+    sinks = in_arithmetic(options.get("sinks"), query)
+    output, lse = empty_results(query, value_cache)
 
-    for sequence, rows in _sequences(query, seq_lens, query_start_loc):
+    for sequence, rows in sequences(query, seq_lens, query_start_loc):
         length = int(seq_lens[sequence])
         keys = key_half.gather(block_tables[sequence], length, output.dtype)
         values = value_half.gather(block_tables[sequence], length, output.dtype)
@@ -257,66 +195,10 @@ def attention_with_lse(
             position = length - (rows.stop - row)
             seen = visible.keys(row, position, length, length - len(rows))
             output[row], lse[row] = _softmax_of_one_query(
-                scores.of(query[row].to(output.dtype), keys[seen], seen - position),
+                rule.scores(query[row].to(output.dtype), keys[seen], seen - position),
                 values[seen],
                 sinks,
             )
-    return output.to(query.dtype), lse
-
-
-def attention_by_blocks(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    causal: bool = True,
-    sliding_window: int | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    key_scale: Tensor | None = None,
-    value_scale: Tensor | None = None,
-    tree_mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Compute `attention_with_lse` with an online softmax, one block of the cache at a time.
-
-    Parameters, results and errors are those of `attention_with_lse`, to within rounding. This is
-    the algorithm that the compiled kernels follow.
-    """
-    key_half, value_half = _Half(key_cache, key_scale), _Half(value_cache, value_scale)
-    visible = _Visibility(causal, sliding_window, tree_mask)
-    scores = _ScoreRule(
-        scale=query.shape[2] ** -0.5 if scale is None else scale,
-        softcap=softcap,
-        alibi_slopes=_in_arithmetic(alibi_slopes, query),
-    )
-    sinks = _in_arithmetic(sinks, query)
-    output, lse = _empty_results(query, value_cache)
-    block_size = key_cache.shape[1]
-
-    for sequence, rows in _sequences(query, seq_lens, query_start_loc):
-        length = int(seq_lens[sequence])
-        for row in rows:
-            position = length - (rows.stop - row)
-            seen = visible.keys(row, position, length, length - len(rows))
-            state = _OnlineSoftmax(query.shape[1], value_cache.shape[3], sinks, output)
-            for index in (seen // block_size).unique().tolist():
-                block = int(block_tables[sequence, index])
-                in_block = seen[seen // block_size == index]
-                offsets = in_block % block_size
-                state.add(
-                    scores.of(
-                        query[row].to(output.dtype),
-                        key_half.rows(block, offsets, output.dtype),
-                        in_block - position,
-                    ),
-                    value_half.rows(block, offsets, output.dtype),
-                )
-            output[row], lse[row] = state.result()
     return output.to(query.dtype), lse
 
 
@@ -364,7 +246,7 @@ def write_kv(
     >>> cache.flatten()
     tensor([9., 0., 0., 7.])
     """
-    key_half, value_half = _Half(key_cache, key_scale), _Half(value_cache, value_scale)
+    key_half, value_half = Half(key_cache, key_scale), Half(value_cache, value_scale)
     block_size = key_cache.shape[1]
     # A quantised row has one scale, so it is written once.
     is_one_row = key_half.is_quantised and value_cache.data_ptr() == key_cache.data_ptr()
@@ -523,7 +405,7 @@ def gather_kv(
         raise ValueError(f"num_tokens is {num_tokens}, expected sum(seq_lens) = {sum(lengths)}")
 
     def pack(cache: Tensor, scale: Tensor | None) -> Tensor:
-        half = _Half(cache, scale)
+        half = Half(cache, scale)
         dtype = torch.float32 if half.is_quantised else cache.dtype
         nothing = cache.new_empty(0, *cache.shape[2:], dtype=dtype)
         rows = zip(block_tables, lengths, strict=True)
@@ -532,7 +414,12 @@ def gather_kv(
     return pack(key_cache, key_scale), pack(value_cache, value_scale)
 
 
-class _Half:
+def halves(key_cache: Tensor, value_cache: Tensor, options: AttentionOptions) -> tuple[Half, Half]:
+    """Return K and V of the pool with their scales."""
+    return Half(key_cache, options.get("key_scale")), Half(value_cache, options.get("value_scale"))
+
+
+class Half:
     """K or V of the pool: a cache and, where it is quantised, its scales."""
 
     def __init__(self, cache: Tensor, scale: Tensor | None) -> None:
@@ -579,12 +466,19 @@ class _Half:
 
 
 @dataclass(frozen=True)
-class _Visibility:
+class Visibility:
     """Which keys a query sees."""
 
     causal: bool
     sliding_window: int | None
     tree_mask: Tensor | None
+
+    @classmethod
+    def of(cls, options: AttentionOptions) -> Visibility:
+        """Read the rule from the options of a call."""
+        return cls(
+            options.get("causal", True), options.get("sliding_window"), options.get("tree_mask")
+        )
 
     def keys(self, row: int, position: int, length: int, first_new: int) -> Tensor:
         """Return the positions of the keys that one row, at ``position``, sees, in order.
@@ -602,14 +496,24 @@ class _Visibility:
 
 
 @dataclass(frozen=True)
-class _ScoreRule:
+class ScoreRule:
     """How a dot product becomes a score: scale, then softcap, then ALiBi."""
 
     scale: float
     softcap: float
     alibi_slopes: Tensor | None
 
-    def of(self, query: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+    @classmethod
+    def of(cls, query: Tensor, options: AttentionOptions) -> ScoreRule:
+        """Read the rule from the query and the options of a call."""
+        scale = options.get("scale")
+        return cls(
+            query.shape[2] ** -0.5 if scale is None else scale,
+            options.get("softcap", 0.0),
+            in_arithmetic(options.get("alibi_slopes"), query),
+        )
+
+    def scores(self, query: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
         """Score one query token against some keys.
 
         ``query`` is ``[num_heads, head_dim]``, ``keys`` is ``[n, num_kv_heads, head_dim]``, and
@@ -636,43 +540,17 @@ def _softmax_of_one_query(
     """
     logits = scores if sinks is None else torch.cat([scores, sinks.unsqueeze(1)], dim=1)
     lse = torch.logsumexp(logits, dim=1)
-    return _weigh(torch.exp(scores - lse.unsqueeze(1)), values), lse
+    return weigh(torch.exp(scores - lse.unsqueeze(1)), values), lse
 
 
-class _OnlineSoftmax:
-    """The running maximum, denominator and weighted sum of one query token, for all its heads."""
-
-    def __init__(self, num_heads: int, head_dim_v: int, sinks: Tensor | None, like: Tensor) -> None:
-        if sinks is None:
-            sinks = like.new_full((num_heads,), -math.inf)
-        self.maximum = sinks
-        self.denominator = torch.where(torch.isneginf(sinks), 0.0, torch.ones_like(sinks))
-        self.accumulator = like.new_zeros(num_heads, head_dim_v)
-
-    def add(self, scores: Tensor, values: Tensor) -> None:
-        """Take in one block: ``scores [num_heads, n]``, ``values [n, num_kv_heads, ...]``."""
-        maximum = torch.maximum(self.maximum, scores.amax(dim=1))
-        rescale = torch.exp(self.maximum - maximum)
-        weights = torch.exp(scores - maximum.unsqueeze(1))
-        self.denominator = self.denominator * rescale + weights.sum(dim=1)
-        self.accumulator = self.accumulator * rescale.unsqueeze(1) + _weigh(weights, values)
-        self.maximum = maximum
-
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Return the output ``[num_heads, head_dim_v]`` and the lse ``[num_heads]``."""
-        nothing_seen = self.denominator == 0.0
-        divisor = torch.where(nothing_seen, 1.0, self.denominator).unsqueeze(1)
-        return self.accumulator / divisor, self.maximum + torch.log(self.denominator)
-
-
-def _weigh(weights: Tensor, values: Tensor) -> Tensor:
+def weigh(weights: Tensor, values: Tensor) -> Tensor:
     """Sum ``values [n, num_kv_heads, head_dim_v]`` with ``weights [num_heads, n]``."""
     num_heads, num_kv_heads = weights.shape[0], values.shape[1]
     grouped = weights.reshape(num_kv_heads, num_heads // num_kv_heads, weights.shape[1])
     return torch.einsum("hgk,khd->hgd", grouped, values).reshape(num_heads, values.shape[2])
 
 
-def _sequences(
+def sequences(
     query: Tensor, seq_lens: Tensor, query_start_loc: Tensor | None
 ) -> Iterator[tuple[int, range]]:
     """Yield each sequence's index and its rows of ``query``."""
@@ -682,7 +560,7 @@ def _sequences(
         yield sequence, range(bounds[sequence], bounds[sequence + 1])
 
 
-def _empty_results(query: Tensor, value_cache: Tensor) -> tuple[Tensor, Tensor]:
+def empty_results(query: Tensor, value_cache: Tensor) -> tuple[Tensor, Tensor]:
     """Return output and lse of rows that see nothing, in the dtype of the arithmetic."""
     num_tokens, num_heads = query.shape[:2]
     output = query.new_zeros(
@@ -695,5 +573,5 @@ def _arithmetic_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def _in_arithmetic(per_head: Tensor | None, query: Tensor) -> Tensor | None:
+def in_arithmetic(per_head: Tensor | None, query: Tensor) -> Tensor | None:
     return None if per_head is None else per_head.to(_arithmetic_dtype(query))

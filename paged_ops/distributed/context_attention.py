@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import Unpack
 
 from paged_ops.distributed.context_batch import ContextBatch
 from paged_ops.functional import attention_with_lse, merge_states
+from paged_ops.ops.options import AttentionOptions, refuse_unknown
 
 
 def context_parallel_attention(
@@ -17,14 +19,7 @@ def context_parallel_attention(
     batch: ContextBatch,
     *,
     group: dist.ProcessGroup | None = None,
-    scale: float | None = None,
-    causal: bool = True,
-    sliding_window: int | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    key_scale: Tensor | None = None,
-    value_scale: Tensor | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor:
     """Attend to sequences that are spread over the ranks of a group.
 
@@ -43,10 +38,9 @@ def context_parallel_attention(
         What this rank holds.
     group : torch.distributed.ProcessGroup, optional
         The ranks, as in `build_context_batch`. None: all.
-    scale, causal, sliding_window, softcap, alibi_slopes, sinks
-        As in `paged_ops.attention`.
-    key_scale, value_scale : Tensor, optional
-        The scales of this rank's pool, as in `paged_ops.attention`.
+    **options
+        As in `paged_ops.attention`, but no tree_mask and no out. The scales are those of this
+        rank's pool.
 
     Returns
     -------
@@ -77,19 +71,8 @@ def context_parallel_attention(
     torch.Size([6, 4, 8])
     >>> dist.destroy_process_group()
     """
-    state = attend_to_part(
-        query,
-        key_cache,
-        value_cache,
-        batch,
-        scale=scale,
-        causal=causal,
-        sliding_window=sliding_window,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        key_scale=key_scale,
-        value_scale=value_scale,
-    )
+    sinks = options.pop("sinks", None)
+    state = attend_to_part(query, key_cache, value_cache, batch, **options)
     outs, lses = (_gather(tensor, group) for tensor in state)
     return merge_parts(outs, lses, sinks).to(query.dtype)
 
@@ -99,14 +82,7 @@ def attend_to_part(
     key_cache: Tensor,
     value_cache: Tensor,
     batch: ContextBatch,
-    *,
-    scale: float | None = None,
-    causal: bool = True,
-    sliding_window: int | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    key_scale: Tensor | None = None,
-    value_scale: Tensor | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]:
     """Attend to what this rank holds of each sequence.
 
@@ -114,8 +90,8 @@ def attend_to_part(
     ----------
     query, key_cache, value_cache, batch
         As in `context_parallel_attention`.
-    scale, causal, sliding_window, softcap, alibi_slopes, key_scale, value_scale
-        As in `paged_ops.attention`.
+    **options
+        As in `context_parallel_attention`, without the sinks.
 
     Returns
     -------
@@ -125,12 +101,15 @@ def attend_to_part(
     lse : Tensor
         ``[num_tokens, num_heads]`` float32; -inf for such a row.
     """
+    refuse_unknown("attend_to_part", options, unserved=("sinks", "tree_mask"))
     num_tokens = len(batch.slot_mapping)
     if query.shape[0] != num_tokens:
         raise RuntimeError(f"query.shape[0] is {query.shape[0]}, expected {num_tokens}, as batch")
     out = query.new_zeros(*query.shape[:2], value_cache.shape[3])
     lse = query.new_full(query.shape[:2], -torch.inf, dtype=torch.float32)
-    for call in batch.calls(causal, sliding_window):
+    slopes = options.get("alibi_slopes")
+    for call in batch.calls(options.get("causal", True), options.get("sliding_window")):
+        options["causal"], options["sliding_window"] = call.causal, call.sliding_window
         rows_out, rows_lse = attention_with_lse(
             query[call.rows],
             key_cache,
@@ -138,17 +117,11 @@ def attend_to_part(
             call.block_tables,
             call.seq_lens,
             call.query_start_loc,
-            scale=scale,
-            causal=call.causal,
-            sliding_window=call.sliding_window,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            key_scale=key_scale,
-            value_scale=value_scale,
+            **options,
         )
-        if alibi_slopes is not None:
+        if slopes is not None:
             # Every bias was too large by the same amount, which leaves the output as it is.
-            rows_lse -= call.distance[:, None] * alibi_slopes
+            rows_lse -= call.distance[:, None] * slopes
         out[call.rows], lse[call.rows] = rows_out, rows_lse
     return out, lse
 

@@ -17,7 +17,7 @@ from paged_ops.functional import write_kv
 from paged_ops.integrations.rotary import apply_rotary
 from paged_ops.integrations.runs import as_blocks, run_tables
 from paged_ops.integrations.windows import Keys, Scores, Window, attention_in_window
-from paged_ops.ops.registration import _check_attention
+from paged_ops.ops.checks import check_attention, check_lengths_and_blocks
 
 
 def flash_attn_with_kvcache(
@@ -375,7 +375,7 @@ def _refuse_before_writing(
                 f"alibi_slopes.shape[0] is {slopes.shape[0]}, expected {keys.seq_lens.shape[0]}"
             )
         slopes = slopes[0] if len(slopes) else None
-    _check_attention(
+    check_attention(
         "attention",
         rows,
         keys.key_cache,
@@ -387,29 +387,7 @@ def _refuse_before_writing(
         softcap=scores.softcap,
         alibi_slopes=slopes,
     )
-    _refuse_blocks(keys)
-
-
-def _refuse_blocks(keys: Keys) -> None:
-    """Refuse a length beyond the table, and a block in the part that is used and isn't there."""
-    num_blocks, size = keys.key_cache.shape[:2]
-    capacity = keys.block_tables.shape[1] * size
-    beyond = ((keys.seq_lens < 0) | (keys.seq_lens > capacity)).nonzero()
-    if len(beyond):
-        i = int(beyond[0])
-        raise ValueError(
-            f"sequence {i} has {int(keys.seq_lens[i])} tokens with the new ones, expected 0 to "
-            f"{capacity}, what its cache holds"
-        )
-    used = torch.arange(keys.block_tables.shape[1], device=keys.seq_lens.device) * size
-    unknown = (keys.block_tables < 0) | (keys.block_tables >= num_blocks)
-    wrong = (unknown & (used < keys.seq_lens[:, None])).nonzero()
-    if len(wrong):
-        i, j = wrong[0].tolist()
-        raise ValueError(
-            f"block_table[{i}, {j}] is {int(keys.block_tables[i, j])}, expected 0 to "
-            f"{num_blocks - 1}: the cache has {num_blocks} blocks"
-        )
+    check_lengths_and_blocks("attention", keys.key_cache, keys.block_tables, keys.seq_lens)
 
 
 def _refuse_longer(name: str, limit: int, lengths: Tensor) -> None:

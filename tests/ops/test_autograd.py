@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import paged_ops
 from tests.support.checks import same_bits
@@ -15,6 +16,7 @@ from tests.support.sequences import PagedCase, Placement, make_sequences, normal
 
 READING = ("attention", "attention_with_lse", "gather_kv", "merge_states")
 WRITING = ("attention.out", "write_kv", "copy_blocks")
+KV = ("key", "value")
 
 
 def arguments_of(op: str) -> dict[str, Any]:
@@ -141,6 +143,47 @@ def test_autograd_sees_that_a_write_changed_its_tensors(op: str) -> None:
     function_of(op)(**arguments)
     for name in written:
         assert arguments[name]._version > versions[name]
+
+
+@pytest.mark.parametrize("op", ["write_kv", "copy_blocks"])
+def test_autograd_sees_that_scales_per_token_were_written_and_no_others(op: str) -> None:
+    arguments = arguments_of(op)
+    for name in ("key_cache", "value_cache"):
+        arguments[name] = arguments[name].to(torch.int8)
+    per_token = {f"{name}_scale": torch.ones(arguments[f"{name}_cache"].shape[:3]) for name in KV}
+    one = {f"{name}_scale": torch.ones(()) for name in KV}
+    function_of(op)(**arguments, **per_token)
+    function_of(op)(**arguments, **one)
+    assert all(scale._version > 0 for scale in per_token.values())
+    assert all(scale._version == 0 for scale in one.values())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize(
+    ("op", "argument"), [(op, name) for op in (*READING, *WRITING) for name in float_arguments(op)]
+)
+def test_a_forward_derivative_is_refused_at_the_call(op: str, argument: str) -> None:
+    """It travels with the outputs: an op that knows nothing of it would drop it silently."""
+    arguments = arguments_of(op)
+    with forward_ad.dual_level():
+        function_of(op)(**arguments_of(op))
+        value = arguments[argument]
+        arguments[argument] = forward_ad.make_dual(value, torch.ones_like(value))
+        with pytest.raises(NotImplementedError, match=f"paged::{op.partition('.')[0]}"):
+            function_of(op)(**arguments)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("transform", [torch.func.jacfwd, torch.func.jacrev, torch.func.grad])
+def test_function_transforms_are_refused(transform: Any) -> None:
+    arguments = arguments_of("attention")
+    query = arguments.pop("query")
+
+    def summed(query: Tensor) -> Tensor:
+        return torch.ops.paged.attention(query, **arguments).sum()
+
+    with pytest.raises(RuntimeError, match="paged::attention has no gradient|functorch transforms"):
+        transform(summed)(query)
 
 
 def test_the_public_functions_behave_like_the_ops() -> None:

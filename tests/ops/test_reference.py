@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from paged_ops import reference
 from tests.support.checks import relative_error, visibility
+from tests.support.online_attention import attention_by_blocks
 from tests.support.quantisation import QUANTISATIONS, Quantisation
 from tests.support.sequences import (
     CACHE_LAYOUTS,
@@ -112,7 +113,7 @@ def test_it_equals_a_dense_softmax_with_an_explicit_mask(
 @given(sequences(dtypes=(torch.float64,), max_batch=2), placements())
 def test_the_online_form_gives_the_same(made: Sequences, placement: Placement) -> None:
     case = place(made, placement)
-    output, lse = reference.attention_by_blocks(*case.tensors, **case.options)
+    output, lse = attention_by_blocks(*case.tensors, **case.options)
     want, want_lse = reference.attention_with_lse(*case.tensors, **case.options)
     torch.testing.assert_close(output, want, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(lse, want_lse, rtol=1e-9, atol=1e-11)
@@ -190,7 +191,7 @@ def test_a_sink_of_minus_infinity_is_no_sink() -> None:
 
 @pytest.mark.parametrize("by_blocks", [False, True])
 def test_rows_without_keys_are_zero_with_lse_minus_infinity_or_the_sink(by_blocks: bool) -> None:
-    function = reference.attention_by_blocks if by_blocks else reference.attention_with_lse
+    function = attention_by_blocks if by_blocks else reference.attention_with_lse
     case = place(make_sequences([3, 0], [5, 1], num_heads=1), Placement(block_size=2))
     output, lse = function(*case.tensors)
     assert output[[0, 1, 5]].eq(0).all()
@@ -311,7 +312,7 @@ def test_both_forms_read_quantised_caches_as_what_they_stand_for(store: Quantisa
     made = make_sequences([21, 4], [3, 4], num_heads=4, num_kv_heads=2, quantisation=store)
     made = made.with_options(tree_mask=tree_mask([3, 4]))
     case = place(replace(made, query=made.query.double()), Placement(block_size=4))
-    for form in (reference.attention_with_lse, reference.attention_by_blocks):
+    for form in (reference.attention_with_lse, attention_by_blocks):
         for got, want in zip(form(*case.tensors, **case.options), exact(made), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
