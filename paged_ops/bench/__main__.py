@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from paged_ops.bench import accuracy, attention, compile, manager, memory, quantised, serving
+from paged_ops.bench import (
+    accuracy,
+    attention,
+    compile,
+    manager,
+    memory,
+    overhead,
+    quantised,
+    serving,
+)
 
 
 def main() -> None:
@@ -16,6 +25,7 @@ def main() -> None:
     compile.add_parser(benchmarks)
     manager.add_parser(benchmarks)
     memory.add_parser(benchmarks)
+    overhead.add_parser(benchmarks)
     quantised.add_parser(benchmarks)
     serving.add_parser(benchmarks)
     options = parser.parse_args()

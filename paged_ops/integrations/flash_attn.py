@@ -16,8 +16,9 @@ from paged_ops.arguments import checked_int
 from paged_ops.functional import write_kv
 from paged_ops.integrations.rotary import apply_rotary
 from paged_ops.integrations.runs import as_blocks, run_tables
-from paged_ops.integrations.windows import Keys, Scores, Window, attention_in_window
+from paged_ops.integrations.windows import Keys, Window, attention_in_window
 from paged_ops.ops.checks import check_attention, check_lengths_and_blocks
+from paged_ops.ops.options import AttentionOptions
 
 
 def flash_attn_with_kvcache(
@@ -120,16 +121,16 @@ def flash_attn_with_kvcache(
     leftpad = _checked_leftpad(cache_leftpad, before, block_table)
     seq_lens = before if k is None else before + k.shape[1]
     keys = Keys(k_cache, v_cache, tables, seq_lens)
-    scores = Scores(softmax_scale, softcap, alibi_slopes)
+    options = _options(softmax_scale, softcap, alibi_slopes)
     starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * seqlen
-    _refuse_before_writing(q, starts, keys, window, scores)
+    _refuse_before_writing(q, starts, keys, window, options)
     if rotary_cos is not None and rotary_sin is not None:
         if k is None:
             raise ValueError("rotary_cos is a tensor, expected None: there is no k to append")
         q, k = _rotated(q, k, rotary_cos, rotary_sin, before, window.is_local, rotary_interleaved)
     if k is not None and v is not None:
         _append(k, v, keys, before)
-    out, lse = _attend(q.flatten(0, 1), starts, keys, leftpad, window, scores)
+    out, lse = _attend(q.flatten(0, 1), starts, keys, leftpad, window, options)
     out = out.view(batch, seqlen, *out.shape[1:])
     lse = lse.view(batch, seqlen, -1).transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
@@ -219,10 +220,14 @@ def flash_attn_varlen_func(
         keys = Keys(as_blocks(k), as_blocks(v), tables, seq_lens)
     else:
         keys = Keys(k, v, block_table, seq_lens)
-    scores = Scores(softmax_scale, softcap, alibi_slopes)
-    _refuse_before_writing(q, cu_seqlens_q, keys, window, scores)
-    out, lse = _attend(q, cu_seqlens_q, keys, None, window, scores)
+    options = _options(softmax_scale, softcap, alibi_slopes)
+    _refuse_before_writing(q, cu_seqlens_q, keys, window, options)
+    out, lse = _attend(q, cu_seqlens_q, keys, None, window, options)
     return (out, lse.t().contiguous(), None) if return_attn_probs else out
+
+
+def _options(scale: float | None, softcap: float, slopes: Tensor | None) -> AttentionOptions:
+    return {"scale": scale, "softcap": softcap, "alibi_slopes": slopes}
 
 
 def _attend(
@@ -231,12 +236,12 @@ def _attend(
     keys: Keys,
     leftpad: Tensor | None,
     window: Window,
-    scores: Scores,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor]:
     """Attend in one call, or in one for each sequence where sequences differ beyond lengths."""
-    slopes = scores.alibi_slopes
+    slopes = options.get("alibi_slopes")
     if leftpad is None and (slopes is None or slopes.dim() == 1):
-        return attention_in_window(query, starts, keys, window, scores)
+        return attention_in_window(query, starts, keys, window, options)
     batch = keys.seq_lens.shape[0]
     pads = [0] * batch if leftpad is None else leftpad.tolist()
     rows = starts.tolist()
@@ -245,9 +250,9 @@ def _attend(
         own = slopes[i] if slopes is not None and slopes.dim() == 2 else slopes
         mine = _without_leftpad(keys, i, pad)
         own_starts = starts[i : i + 2] - starts[i]
-        own_scores = Scores(scores.scale, scores.softcap, own)
+        own_options: AttentionOptions = {**options, "alibi_slopes": own}
         part = query[rows[i] : rows[i + 1]]
-        parts.append(attention_in_window(part, own_starts, mine, window, own_scores))
+        parts.append(attention_in_window(part, own_starts, mine, window, own_options))
     return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
 
 
@@ -362,19 +367,20 @@ def _checked_query(q: Tensor) -> tuple[int, int]:
 
 
 def _refuse_before_writing(
-    query: Tensor, starts: Tensor, keys: Keys, window: Window, scores: Scores
+    query: Tensor, starts: Tensor, keys: Keys, window: Window, options: AttentionOptions
 ) -> None:
     """Refuse now what attention would refuse after new keys were written."""
-    window.settled(starts, scores)
+    slopes = options.get("alibi_slopes")
+    window.settled(starts, slopes)
     keys.refuse_another_dtype(query)
     rows = query.flatten(0, -3)
-    slopes = scores.alibi_slopes
     if slopes is not None and slopes.dim() == 2:
         if slopes.shape[0] != keys.seq_lens.shape[0]:
             raise ValueError(
                 f"alibi_slopes.shape[0] is {slopes.shape[0]}, expected {keys.seq_lens.shape[0]}"
             )
         slopes = slopes[0] if len(slopes) else None
+    shared: AttentionOptions = {**options, "alibi_slopes": slopes}
     check_attention(
         "attention",
         rows,
@@ -383,9 +389,7 @@ def _refuse_before_writing(
         keys.block_tables,
         keys.seq_lens,
         starts,
-        scale=scores.scale,
-        softcap=scores.softcap,
-        alibi_slopes=slopes,
+        **shared,
     )
     check_lengths_and_blocks("attention", keys.key_cache, keys.block_tables, keys.seq_lens)
 

@@ -11,7 +11,7 @@ import torch.nn.attention.varlen  # defines the ops
 from torch import Tensor
 
 from paged_ops.integrations.runs import as_blocks, run_tables
-from paged_ops.integrations.windows import Keys, Scores, Window, attention_in_window
+from paged_ops.integrations.windows import Keys, Window, attention_in_window
 
 _OPS = ("torch_attn::_varlen_attn", "torch_attn::_varlen_attn_out")
 
@@ -116,7 +116,7 @@ def _attend(
         seq_lens = _used(cu_seq_k.diff(), seqused_k)
         tables = run_tables(cu_seq_k[:-1], seq_lens)
         keys = Keys(as_blocks(key), as_blocks(value), tables, seq_lens)
-    out, lse = attention_in_window(query, cu_seq_q, keys, window, Scores(scale))
+    out, lse = attention_in_window(query, cu_seq_q, keys, window, {"scale": scale})
     return out, lse.t().contiguous()
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paged_ops.arguments import checked_int
 from paged_ops.functional import attention_with_lse
+from paged_ops.ops.options import AttentionOptions
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Window:
         """Whether there is a limit at all."""
         return self.left is not None or self.right is not None
 
-    def settled(self, query_start_loc: Tensor, scores: Scores) -> Window:
+    def settled(self, query_start_loc: Tensor, alibi_slopes: Tensor | None) -> Window:
         """Return the window that does the same for these queries, causal if there is one each.
 
         Raises
@@ -57,21 +58,12 @@ class Window:
         """
         if query_start_loc.numel() > 1 and int(query_start_loc.diff().max()) <= 1:
             return Window(self.left, 0)  # the only query is the last: nothing comes after it
-        if scores.alibi_slopes is not None and self.right != 0:
+        if alibi_slopes is not None and self.right != 0:
             raise ValueError(
                 "alibi_slopes is a tensor, expected None: without causal a query of several sees "
                 "keys after its own, for which no such bias is served"
             )
         return self
-
-
-@dataclass(frozen=True)
-class Scores:
-    """How scores are made: as the options of `paged_ops.attention` with these names."""
-
-    scale: float | None
-    softcap: float = 0.0
-    alibi_slopes: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +83,11 @@ class Keys:
 
 
 def attention_in_window(
-    query: Tensor, query_start_loc: Tensor, keys: Keys, window: Window, scores: Scores
+    query: Tensor,
+    query_start_loc: Tensor,
+    keys: Keys,
+    window: Window,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor]:
     """Attend as `paged_ops.attention_with_lse`, in a window with two sides.
 
@@ -105,8 +101,8 @@ def attention_in_window(
         The caches, the tables and the lengths.
     window : Window
         What a query sees.
-    scores : Scores
-        Scale, soft cap and ALiBi slopes.
+    options : AttentionOptions
+        As in `paged_ops.attention`: what makes the scores.
 
     Returns
     -------
@@ -127,39 +123,41 @@ def attention_in_window(
     ...             torch.tensor([8], dtype=torch.int32))
     >>> starts = torch.tensor([0, 3], dtype=torch.int32)
     >>> output, lse = attention_in_window(
-    ...     torch.zeros(3, 1, 4), starts, keys, Window(left=2, right=1), Scores(scale=None)
+    ...     torch.zeros(3, 1, 4), starts, keys, Window(left=2, right=1), {}
     ... )
     >>> [round(count) for count in lse.exp()[:, 0].tolist()]  # keys that each of them sees
     [4, 4, 3]
     """
-    window = window.settled(query_start_loc, scores)
+    window = window.settled(query_start_loc, options.get("alibi_slopes"))
     keys.refuse_another_dtype(query)
     if window.right:
-        return _two_sided(query, query_start_loc, keys, window, window.right, scores)
-    return _one_sided(query, query_start_loc, keys, window.left, window.right == 0, scores)
+        return _two_sided(query, query_start_loc, keys, window, window.right, options)
+    return _one_sided(query, query_start_loc, keys, window.left, window.right == 0, options)
 
 
 def _one_sided(
-    query: Tensor, starts: Tensor, keys: Keys, left: int | None, causal: bool, scores: Scores
+    query: Tensor,
+    starts: Tensor,
+    keys: Keys,
+    left: int | None,
+    causal: bool,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor]:
     """Attend causally, or to everything that comes after."""
+    window = None if left is None else left + 1
+    visible: AttentionOptions = {**options, "causal": causal, "sliding_window": window}
     return attention_with_lse(
-        query,
-        keys.key_cache,
-        keys.value_cache,
-        keys.block_tables,
-        keys.seq_lens,
-        starts,
-        scale=scores.scale,
-        causal=causal,
-        sliding_window=None if left is None else left + 1,
-        softcap=scores.softcap,
-        alibi_slopes=scores.alibi_slopes,
+        query, keys.key_cache, keys.value_cache, keys.block_tables, keys.seq_lens, starts, **visible
     )
 
 
 def _two_sided(
-    query: Tensor, starts: Tensor, keys: Keys, window: Window, right: int, scores: Scores
+    query: Tensor,
+    starts: Tensor,
+    keys: Keys,
+    window: Window,
+    right: int,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor]:
     """Attend in two calls.
 
@@ -179,7 +177,7 @@ def _two_sided(
     lse = query.new_empty(query.shape[:2], dtype=torch.float32)
     for rows, part_starts, part_left, causal in parts:
         output[rows], lse[rows] = _one_sided(
-            query[rows], part_starts, keys, part_left, causal, scores
+            query[rows], part_starts, keys, part_left, causal, options
         )
     return output, lse
 

@@ -182,7 +182,9 @@ def test_function_transforms_are_refused(transform: Any) -> None:
     def summed(query: Tensor) -> Tensor:
         return torch.ops.paged.attention(query, **arguments).sum()
 
-    with pytest.raises(RuntimeError, match="paged::attention has no gradient|functorch transforms"):
+    with pytest.raises(
+        RuntimeError, match=r"paged::attention has no gradient|functorch transforms"
+    ):
         transform(summed)(query)
 
 
