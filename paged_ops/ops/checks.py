@@ -17,7 +17,9 @@ from typing_extensions import Unpack
 from paged_ops.dtypes import FLOAT_DTYPES, QUANTISED_DTYPES
 from paged_ops.ops.options import AttentionOptions
 
-_INDICES = (torch.int64, torch.int32)
+_CACHE_DTYPES = FLOAT_DTYPES + QUANTISED_DTYPES
+_POOL_SIZES = ("num_blocks", "block_size", "num_kv_heads")
+_INDEX_DTYPES = (torch.int64, torch.int32)
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
@@ -57,6 +59,17 @@ class _Checks:
             lambda: f"{name}.shape[{dim}] is {tensor.shape[dim]}, expected {expected}: {why}",
         )
 
+    def sizes(
+        self, name: str, tensor: Tensor, like: Tensor, what: tuple[str, ...], of: str
+    ) -> None:
+        """Check the first sizes, which have these names, against another tensor's."""
+        pairs = zip(what, tensor.shape, like.shape, strict=False)
+        for dim, (size_name, size, expected) in enumerate(pairs):
+            self.require(
+                size == expected,
+                lambda: f"{name}.shape[{dim}] is {size}, expected {expected}: {size_name} of {of}",  # noqa: B023
+            )
+
     def dtype(self, name: str, tensor: Tensor, expected: torch.dtype, why: str = "") -> None:
         self.require(
             tensor.dtype == expected,
@@ -71,8 +84,8 @@ class _Checks:
 
     def index_dtype(self, name: str, tensor: Tensor) -> None:
         self.require(
-            tensor.dtype in _INDICES,
-            lambda: f"{name} is {tensor.dtype}, expected torch.int64 or torch.int32",
+            tensor.dtype in _INDEX_DTYPES,
+            lambda: f"{name} is {tensor.dtype}, expected {_listed(_INDEX_DTYPES)}",
         )
 
     def same_device(self, name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
@@ -93,8 +106,8 @@ class _Checks:
 
     def cache_element(self, name: str, cache: Tensor, like_name: str, like: Tensor) -> None:
         self.require(
-            cache.dtype in FLOAT_DTYPES + QUANTISED_DTYPES,
-            lambda: f"{name} is {cache.dtype}, expected {_listed(FLOAT_DTYPES + QUANTISED_DTYPES)}",
+            cache.dtype in _CACHE_DTYPES,
+            lambda: f"{name} is {cache.dtype}, expected {_listed(_CACHE_DTYPES)}",
         )
         self.require(
             cache.dtype in QUANTISED_DTYPES or cache.dtype == like.dtype,
@@ -135,8 +148,7 @@ class _Checks:
         if scale.dim() == 1:
             self.size(name, scale, 0, cache.shape[2], "num_kv_heads of the cache")
         if scale.dim() == 3:
-            for dim, what in enumerate(("num_blocks", "block_size", "num_kv_heads")):
-                self.size(name, scale, dim, cache.shape[dim], f"{what} of the cache")
+            self.sizes(name, scale, cache, _POOL_SIZES, "the cache")
 
     def pool(
         self,
@@ -153,16 +165,14 @@ class _Checks:
             self.cache_element(name, cache, like_name, like)
             self.same_device(name, cache, like_name, like)
             self.dense_last(name, cache)
+            shape = cache.shape
             for dim, what in ((1, "block_size"), (2, "num_kv_heads"), (3, "head_dim")):
                 self.require(
-                    cache.shape[dim] >= 1,
-                    lambda name=name, dim=dim, what=what: (  # type: ignore[misc]
-                        f"{name}.shape[{dim}] ({what}) is 0, expected 1 or more"
-                    ),
+                    shape[dim] >= 1,
+                    lambda: f"{name}.shape[{dim}] ({what}) is 0, expected 1 or more",  # noqa: B023
                 )
         self.dtype("value_cache", value_cache, key_cache.dtype, " like key_cache")
-        for dim, what in ((0, "num_blocks"), (1, "block_size"), (2, "num_kv_heads")):
-            self.size("value_cache", value_cache, dim, key_cache.shape[dim], f"{what} of key_cache")
+        self.sizes("value_cache", value_cache, key_cache, _POOL_SIZES, "key_cache")
         self.scale("key_scale", key_scale, "key_cache", key_cache)
         self.scale("value_scale", value_scale, "value_cache", value_cache)
         missing = "key_scale" if key_scale is None else "value_scale"
