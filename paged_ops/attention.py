@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import nn
 
 from paged_ops.arguments import checked_int
-from paged_ops.batch.batch import build_batch, checked_query_lens
+from paged_ops.batch.batch import Batch, checked_query_lens, read_rows
+from paged_ops.batch.decode import DecodeBatches
 from paged_ops.blocks.errors import UnknownRequest
+from paged_ops.blocks.holding import Prompt
+from paged_ops.blocks.ledger import Ledger
 from paged_ops.blocks.manager import BlockManager
 from paged_ops.functional import attention, write_kv
+from paged_ops.ops.checks import check_query, check_rows
+from paged_ops.ops.options import AttentionOptions
 from paged_ops.pool.kv_cache import PagedKVCache
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -23,8 +28,8 @@ class PagedAttention(nn.Module):
 
     A request has a length, the tokens that `forward` has written, and room, the tokens that its
     blocks are held for. `allocate` makes room; `forward` writes tokens into it, making more room
-    where there is too little. `manager` counts room; `num_tokens` gives the length. Both objects
-    are there to be looked at; change what they hold through this class.
+    where there is too little, whole blocks of it. `manager` counts room; `num_tokens` gives the
+    length. Both objects are there to be looked at; change what they hold through this class.
 
     The bookkeeping is Python, so `forward` runs eagerly, and from one thread at a time. To compile
     a model, use `PagedKVCache`, `BlockManager` and the ops.
@@ -145,6 +150,8 @@ class PagedAttention(nn.Module):
         self.manager = BlockManager(
             num_blocks, block_size, prefix_caching=False, sliding_window=sliding_window
         )
+        self._device = self.cache.device
+        self._decodes = DecodeBatches(self.manager, self._device)
         self._register_per_head("alibi_slopes", alibi_slopes)
         self._register_per_head("sinks", sinks)
         # Length of each request. Never more than its room, which the manager counts. A block may
@@ -174,13 +181,17 @@ class PagedAttention(nn.Module):
             `num_tokens` is negative or no integer, or `request` can't be hashed.
         """
         num_tokens = checked_int("num_tokens", num_tokens, 0)
-        try:
-            missing = num_tokens - self.manager.num_tokens(request)
-        except UnknownRequest:
-            self.manager.allocate(request, num_tokens)
-            self._lengths[request] = 0
-        else:
-            self.cache.copy_blocks(self.manager.append(request, max(missing, 0)))
+        with self.manager.lock, self.manager.ledger as ledger:
+            try:
+                ledger.find(request)
+            except UnknownRequest:
+                prompt = Prompt(num_tokens, None, (), [])
+                ledger.refuse_admission(prompt, 0)
+                _note(ledger, self._lengths.pop, request, None)
+                ledger.admit(request, prompt, 0)
+                self._lengths[request] = 0
+            else:
+                self.cache.copy_blocks(ledger.make_room([request], [num_tokens]))
 
     def forward(
         self,
@@ -215,44 +226,40 @@ class PagedAttention(nn.Module):
         UnknownRequest
             A request was never allocated, or was freed.
         ValueError, TypeError
-            A tensor has another shape, dtype, device or memory order than expected, or a length
-            or a request is wrong.
+            A tensor has another shape or dtype than expected, or a length or a request is wrong.
+        RuntimeError
+            A tensor is on another device, or its last dimension isn't dense; the ops' words.
         NotImplementedError
             A tensor requires a gradient. In all these cases nothing was changed: no table, no
             length, no element of the pool.
+
+        Notes
+        -----
+        A call that is broken off anywhere, by a KeyboardInterrupt too, leaves either every length
+        as it was, and can be repeated, or has happened: `num_tokens` tells.
         """
         new = checked_query_lens(requests, query_lens)
-        num_tokens = sum(new)
-        self._check_rows("query", query, num_tokens, self.num_heads)
-        self._check_rows("key", key, num_tokens, self.num_kv_heads)
-        self._check_rows("value", value, num_tokens, self.num_kv_heads)
-        seq_lens = [
-            self.num_tokens(request) + count for request, count in zip(requests, new, strict=True)
-        ]
-        self._make_room(requests, seq_lens)
-        batch = build_batch(
-            self.manager, requests, new, seq_lens=seq_lens, device=self.cache.device
-        )
-        key_cache, value_cache = self.cache.layer(0)
-        scales = self.cache.scales(0)
-        write_kv(key, value, key_cache, value_cache, batch.slot_mapping, **scales)
-        output = attention(
-            query,
-            key_cache,
-            value_cache,
-            batch.block_tables,
-            batch.seq_lens,
-            batch.query_start_loc,
-            scale=self.scale,
-            sliding_window=self.sliding_window,
-            softcap=self.softcap,
-            alibi_slopes=self.alibi_slopes,
-            sinks=self.sinks,
-            **scales,
-        )
-        for request, length in zip(requests, seq_lens, strict=True):
-            self._lengths[request] = length
-            self.manager.commit(request, length)
+        caches, scales = self.cache.layer(0), self.cache.scales(0)
+        options: AttentionOptions = {
+            "scale": self.scale,
+            "sliding_window": self.sliding_window,
+            "softcap": self.softcap,
+            "alibi_slopes": self.alibi_slopes,
+            "sinks": self.sinks,
+            "key_scale": scales["key_scale"],
+            "value_scale": scales["value_scale"],
+        }
+        self._refuse_rows("query", query, sum(new), self.num_heads)
+        self._refuse_rows("key", key, sum(new), self.num_kv_heads)
+        self._refuse_rows("value", value, sum(new), self.num_kv_heads)
+        check_query("attention", query, *caches, **options)
+        check_rows(key, value, *caches, **scales)
+        lengths = self._lengths_with(requests, new)
+        batch = self._begin(requests, new, lengths)
+        write_kv(key, value, *caches, batch.slot_mapping, **scales)
+        index = batch.block_tables, batch.seq_lens, batch.query_start_loc
+        output = attention(query, *caches, *index, **options)
+        self._end(dict(zip(requests, lengths, strict=True)))
         return output
 
     def fork(self, parent: Hashable, child: Hashable) -> None:
@@ -275,9 +282,13 @@ class PagedAttention(nn.Module):
             `child` exists.
         """
         length = self.num_tokens(parent)
-        self.manager.fork(parent, child)
-        self.manager.truncate(child, length)
-        self._lengths[child] = length
+        with self.manager.lock, self.manager.ledger as ledger:
+            held = ledger.find(parent)
+            ledger.refuse_existing("child", child)
+            _note(ledger, self._lengths.pop, child, None)
+            ledger.fork(held, child)
+            ledger.cut(ledger.find(child), length)
+            self._lengths[child] = length
 
     def free(self, request: Hashable) -> None:
         """End a request and give back its blocks.
@@ -292,8 +303,11 @@ class PagedAttention(nn.Module):
         UnknownRequest
             The request does not exist, or was freed already.
         """
-        self.manager.free(request)
-        del self._lengths[request]
+        length = self.num_tokens(request)
+        with self.manager.lock, self.manager.ledger as ledger:
+            _note(ledger, self._lengths.update, {request: length})
+            ledger.end(request)
+            del self._lengths[request]
 
     def num_tokens(self, request: Hashable) -> int:
         """Return the length of a request: the tokens that `forward` has written.
@@ -325,13 +339,58 @@ class PagedAttention(nn.Module):
             f"sliding_window={self.sliding_window}, softcap={self.softcap}"
         )
 
-    def _make_room(self, requests: Sequence[Hashable], seq_lens: Sequence[int]) -> None:
-        """Make room for so many tokens of each request, or change nothing."""
-        growth = [
-            (request, max(0, length - self.manager.num_tokens(request)))
-            for request, length in zip(requests, seq_lens, strict=True)
-        ]
-        self.cache.copy_blocks(self.manager.append_all(growth))
+    def _refuse_rows(self, name: str, rows: torch.Tensor, num_tokens: int, num_heads: int) -> None:
+        """Refuse what the ops would take, though it isn't what this layer is for."""
+        if not isinstance(rows, torch.Tensor):
+            raise TypeError(f"{name} is {type(rows).__name__}, expected a tensor")
+        expected = num_tokens, num_heads, self.cache.head_dim
+        if rows.shape != expected:
+            raise ValueError(f"{name} has shape {list(rows.shape)}, expected {list(expected)}")
+        if rows.dtype != self.cache.dtype:
+            raise TypeError(f"{name} is {rows.dtype}, expected {self.cache.dtype}, as the pool")
+        if rows.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"{name} requires a gradient, and PagedAttention has none: it is for inference; "
+                "call it under torch.no_grad() or torch.inference_mode()"
+            )
+
+    def _lengths_with(self, requests: Sequence[Hashable], new: list[int]) -> list[int]:
+        """Return the length of each request with so many new tokens."""
+        try:
+            return [self._lengths[r] + count for r, count in zip(requests, new, strict=True)]
+        except KeyError as error:
+            raise UnknownRequest(error.args[0]) from None
+
+    def _begin(self, requests: Sequence[Hashable], new: list[int], lengths: list[int]) -> Batch:
+        """Make room for so many tokens of each request, and read where they go; or change nothing.
+
+        Nothing written so far is touched, so a step that is broken off after this can be repeated.
+        """
+        if self.cache.device != self._device:
+            self._device = self.cache.device
+            self._decodes = DecodeBatches(self.manager, self._device)
+        is_decode = new.count(1) == len(new)
+        with self.manager.lock, self.manager.ledger as ledger:
+            # Whole blocks: they are held anyway, and the next steps find their room made.
+            room = [ledger.blocks_for(length) * ledger.block_size for length in lengths]
+            self.cache.copy_blocks(ledger.make_room(requests, room))
+            if is_decode:
+                rows = self._decodes.read(ledger, requests, lengths)
+            else:
+                others = read_rows(ledger, requests, new, lengths)
+        return self._decodes.next(rows) if is_decode else others.build(self._device)
+
+    def _end(self, lengths: dict[Hashable, int]) -> None:
+        """Say that the requests have these lengths now; what has left the window is given back."""
+        if self.sliding_window is None:
+            self._lengths.update(lengths)
+            return
+        with self.manager.lock, self.manager.ledger as ledger:
+            was = {request: self._lengths[request] for request in lengths}
+            _note(ledger, self._lengths.update, was)
+            for request, length in lengths.items():
+                ledger.commit(ledger.find(request), length)
+            self._lengths.update(lengths)
 
     def _register_per_head(self, name: str, tensor: torch.Tensor | None) -> None:
         """Keep one number per head with the module, so that it moves with it."""
@@ -344,21 +403,7 @@ class PagedAttention(nn.Module):
             tensor = tensor.detach().to(self.cache.device)
         self.register_buffer(name, tensor, persistent=False)
 
-    def _check_rows(self, name: str, rows: torch.Tensor, num_tokens: int, num_heads: int) -> None:
-        """Refuse now what the ops would refuse after room was made."""
-        if not isinstance(rows, torch.Tensor):
-            raise TypeError(f"{name} is {type(rows).__name__}, expected a tensor")
-        expected = [num_tokens, num_heads, self.cache.head_dim]
-        if list(rows.shape) != expected:
-            raise ValueError(f"{name} has shape {list(rows.shape)}, expected {expected}")
-        if rows.dtype != self.cache.dtype:
-            raise TypeError(f"{name} is {rows.dtype}, expected {self.cache.dtype}, as the pool")
-        if rows.device != self.cache.device:
-            raise ValueError(f"{name} is on {rows.device}, expected {self.cache.device}")
-        if rows.shape[-1] > 1 and rows.stride(-1) != 1:
-            raise ValueError(f"{name} has stride {rows.stride(-1)} in head_dim, expected 1")
-        if rows.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError(
-                f"{name} requires a gradient, and PagedAttention has none: it is for inference; "
-                f"call it under torch.no_grad() or torch.inference_mode()"
-            )
+
+def _note(ledger: Ledger, undo: Callable[..., object], *arguments: object) -> None:
+    """Let a change of the lengths be taken back with the change of the books that is under way."""
+    ledger.journal.notes.append((ledger, undo, *arguments))
