@@ -181,17 +181,15 @@ class PagedAttention(nn.Module):
             `num_tokens` is negative or no integer, or `request` can't be hashed.
         """
         num_tokens = checked_int("num_tokens", num_tokens, 0)
+        prompt = Prompt(num_tokens, None, (), [])
         with self.manager.lock, self.manager.ledger as ledger:
-            try:
-                ledger.find(request)
-            except UnknownRequest:
-                prompt = Prompt(num_tokens, None, (), [])
+            if _knows(ledger, request):
+                self.cache.copy_blocks(ledger.make_room([request], [num_tokens]))
+            else:
                 ledger.refuse_admission(prompt, 0)
                 _note(ledger, self._lengths.pop, request, None)
                 ledger.admit(request, prompt, 0)
                 self._lengths[request] = 0
-            else:
-                self.cache.copy_blocks(ledger.make_room([request], [num_tokens]))
 
     def forward(
         self,
@@ -407,3 +405,12 @@ class PagedAttention(nn.Module):
 def _note(ledger: Ledger, undo: Callable[..., object], *arguments: object) -> None:
     """Let a change of the lengths be taken back with the change of the books that is under way."""
     ledger.journal.notes.append((ledger, undo, *arguments))
+
+
+def _knows(ledger: Ledger, request: Hashable) -> bool:
+    """Say whether a request exists."""
+    try:
+        ledger.find(request)
+    except UnknownRequest:
+        return False
+    return True

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -433,3 +435,101 @@ def test_the_repr_names_the_sizes_and_the_options() -> None:
     text = repr(PagedAttention(4, 8, num_kv_heads=2, softcap=3.0))
     for part in ("num_heads=4", "num_kv_heads=2", "softcap=3.0", "num_blocks=1024"):
         assert part in text
+
+
+# ------------------------------------------------------------------ broken off
+
+
+def break_off(call: Callable[[], Any], point: int) -> bool:
+    """Raise KeyboardInterrupt at one line of the layer, the batches or the ledger, if so many run.
+
+    tests/blocks breaks off the books, and there at every instruction.
+    """
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        if not frame.f_code.co_filename.endswith(("attention.py", "decode.py", "ledger.py")):
+            return None
+        lines += event == "line"
+        if event == "line" and lines > point:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def script(layer: PagedAttention, tokens: list[tuple[Tensor, ...]]) -> list[Callable[[], Any]]:
+    """Return calls that allocate, share, copy on write, leave a window, and free."""
+    return [
+        lambda: layer.allocate("a", 9),
+        lambda: layer(*tokens[0], ["a"], [6]),
+        lambda: layer.fork("a", "b"),
+        lambda: layer(*tokens[1], ["b", "a"]),
+        lambda: layer(*tokens[2], ["b", "a"]),
+        lambda: layer(*tokens[3], ["a", "b"], [1, 5]),
+        lambda: layer.allocate("b", 30),
+        lambda: layer.free("a"),
+        lambda: layer(*tokens[4], ["b"]),
+    ]
+
+
+@pytest.mark.parametrize("broken", range(9))
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_call_that_is_broken_off_anywhere_has_happened_or_can_be_repeated(
+    window: int | None, broken: int
+) -> None:
+    tokens = [random_tokens(count) for count in (6, 2, 2, 6, 1)]
+
+    def new_layer() -> PagedAttention:
+        return PagedAttention(HEADS, HEAD_DIM, 4, 16, KV_HEADS, sliding_window=window)
+
+    def lengths(layer: PagedAttention) -> dict[str, int]:
+        with layer.manager.lock, layer.manager.ledger as ledger:
+            known = [str(name) for name in ledger.requests]
+        return {name: layer.num_tokens(name) for name in sorted(known)}
+
+    whole = new_layer()
+    states, outputs = [], []
+    for call in script(whole, tokens):
+        outputs.append(call())
+        states.append(lengths(whole))
+    before = states[broken - 1] if broken else {}
+    point = 0
+    while True:
+        layer = new_layer()
+        calls = script(layer, tokens)
+        for call in calls[:broken]:
+            call()
+        if not break_off(calls[broken], point):
+            break
+        layer.manager.check()
+        assert lengths(layer) in (before, states[broken])
+        again = lengths(layer) == before
+        for step in range(broken if again else broken + 1, len(calls)):
+            output = calls[step]()
+            assert lengths(layer) == states[step]
+            if outputs[step] is not None:
+                assert torch.equal(output, outputs[step])
+        layer.free("b")
+        layer.manager.check()
+        assert layer.manager.num_used == 0
+        point += 1
+    assert point > 10
+
+
+def test_a_layer_goes_on_where_it_is_moved_to() -> None:
+    layer = PagedAttention(HEADS, HEAD_DIM, 4, 8, KV_HEADS)
+    layer.allocate("a", 1)
+    layer(*random_tokens(1), ["a"])
+    layer.to("meta")
+    output = layer(*(tensor.to("meta") for tensor in random_tokens(1)), ["a"])
+    assert output.device.type == "meta"
+    assert layer.num_tokens("a") == 2
