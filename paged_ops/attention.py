@@ -224,9 +224,10 @@ class PagedAttention(nn.Module):
         UnknownRequest
             A request was never allocated, or was freed.
         ValueError, TypeError
-            A tensor has another shape or dtype than expected, or a length or a request is wrong.
+            A tensor has another shape, dtype or device than expected, or a length or a request is
+            wrong.
         RuntimeError
-            A tensor is on another device, or its last dimension isn't dense; the ops' words.
+            The ops would refuse a tensor, because its last dimension isn't dense; in their words.
         NotImplementedError
             A tensor requires a gradient. In all these cases nothing was changed: no table, no
             length, no element of the pool.
@@ -237,7 +238,9 @@ class PagedAttention(nn.Module):
         as it was, and can be repeated, or has happened: `num_tokens` tells.
         """
         new = checked_query_lens(requests, query_lens)
-        caches, scales = self.cache.layer(0), self.cache.scales(0)
+        self._refuse_rows(sum(new), query=query, key=key, value=value)
+        cache = self.cache
+        caches, scales = cache.layer(0), cache.scales(0)
         options: AttentionOptions = {
             "scale": self.scale,
             "sliding_window": self.sliding_window,
@@ -247,12 +250,12 @@ class PagedAttention(nn.Module):
             "key_scale": scales["key_scale"],
             "value_scale": scales["value_scale"],
         }
-        self._refuse_rows("query", query, sum(new), self.num_heads)
-        self._refuse_rows("key", key, sum(new), self.num_kv_heads)
-        self._refuse_rows("value", value, sum(new), self.num_kv_heads)
         check_query("attention", query, *caches, **options)
-        check_rows(key, value, *caches, **scales)
+        check_rows(key, value, *caches)
         lengths = self._lengths_with(requests, new)
+        if cache.device != self._device:
+            self._device = cache.device
+            self._decodes = DecodeBatches(self.manager, self._device)
         batch = self._begin(requests, new, lengths)
         write_kv(key, value, *caches, batch.slot_mapping, **scales)
         index = batch.block_tables, batch.seq_lens, batch.query_start_loc
@@ -337,20 +340,26 @@ class PagedAttention(nn.Module):
             f"sliding_window={self.sliding_window}, softcap={self.softcap}"
         )
 
-    def _refuse_rows(self, name: str, rows: torch.Tensor, num_tokens: int, num_heads: int) -> None:
-        """Refuse what the ops would take, though it isn't what this layer is for."""
-        if not isinstance(rows, torch.Tensor):
-            raise TypeError(f"{name} is {type(rows).__name__}, expected a tensor")
-        expected = num_tokens, num_heads, self.cache.head_dim
-        if rows.shape != expected:
-            raise ValueError(f"{name} has shape {list(rows.shape)}, expected {list(expected)}")
-        if rows.dtype != self.cache.dtype:
-            raise TypeError(f"{name} is {rows.dtype}, expected {self.cache.dtype}, as the pool")
-        if rows.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError(
-                f"{name} requires a gradient, and PagedAttention has none: it is for inference; "
-                "call it under torch.no_grad() or torch.inference_mode()"
-            )
+    def _refuse_rows(self, num_tokens: int, **tensors: torch.Tensor) -> None:
+        """Refuse what isn't for this layer, whether or not the ops would take it."""
+        cache = self.cache
+        dtype, device, head_dim = cache.dtype, cache.device, cache.head_dim
+        for name, rows in tensors.items():
+            if not isinstance(rows, torch.Tensor):
+                raise TypeError(f"{name} is {type(rows).__name__}, expected a tensor")
+            num_heads = self.num_heads if name == "query" else self.num_kv_heads
+            expected = num_tokens, num_heads, head_dim
+            if rows.shape != expected:
+                raise ValueError(f"{name} has shape {list(rows.shape)}, expected {list(expected)}")
+            if rows.dtype != dtype:
+                raise TypeError(f"{name} is {rows.dtype}, expected {dtype}, as the pool")
+            if rows.device != device:
+                raise ValueError(f"{name} is on {rows.device}, expected {device}")
+            if rows.requires_grad and torch.is_grad_enabled():
+                raise NotImplementedError(
+                    f"{name} requires a gradient, and PagedAttention has none: it is for "
+                    "inference; call it under torch.no_grad() or torch.inference_mode()"
+                )
 
     def _lengths_with(self, requests: Sequence[Hashable], new: list[int]) -> list[int]:
         """Return the length of each request with so many new tokens."""
@@ -364,13 +373,11 @@ class PagedAttention(nn.Module):
 
         Nothing written so far is touched, so a step that is broken off after this can be repeated.
         """
-        if self.cache.device != self._device:
-            self._device = self.cache.device
-            self._decodes = DecodeBatches(self.manager, self._device)
         is_decode = new.count(1) == len(new)
         with self.manager.lock, self.manager.ledger as ledger:
             # Whole blocks: they are held anyway, and the next steps find their room made.
-            room = [ledger.blocks_for(length) * ledger.block_size for length in lengths]
+            size = ledger.block_size
+            room = [-(-length // size) * size for length in lengths]
             self.cache.copy_blocks(ledger.make_room(requests, room))
             if is_decode:
                 rows = self._decodes.read(ledger, requests, lengths)

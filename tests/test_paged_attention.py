@@ -320,7 +320,7 @@ REFUSALS: dict[str, tuple[Callable[[PagedAttention], Any], type[Exception], str]
     "rank": (call("a", value=lambda t: t[0]), ValueError, r"value has shape \[2, 8\], expected"),
     "dtype": (call("a", key=lambda t: t.half()), TypeError, "key is torch.float16, expected torch"),
     "query dtype": (call("a", query=lambda t: t.double()), TypeError, "query is torch.float64"),
-    "device": (call("a", value=lambda t: t.to("meta")), RuntimeError, "value is on meta, expected"),
+    "device": (call("a", value=lambda t: t.to("meta")), ValueError, "value is on meta, expected"),
     "list": (call("a", key=lambda t: t.tolist()), TypeError, "key is list, expected a tensor"),
     "stride": (call("a", key=with_last_dimension_strided), RuntimeError, r"key.stride\(2\) is 2"),
     "gradient": (

@@ -318,21 +318,9 @@ def check_out(out: Tensor, query: Tensor, value_cache: Tensor) -> None:
     checks.dense_last("out", out)
 
 
-def check_rows(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    *,
-    key_scale: Tensor | None = None,
-    value_scale: Tensor | None = None,
-) -> None:
-    """Check all of a call of write_kv but its slots."""
+def check_rows(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+    """Check the rows of a call of write_kv against a pool of their dtype and device."""
     checks = _Checks("write_kv")
-    checks.tensors(key=key, value=value, key_cache=key_cache, value_cache=value_cache)
-    checks.rank("key", key, 3, "[num_tokens, num_kv_heads, head_dim]")
-    checks.element("key", key)
-    checks.pool(key_cache, value_cache, "key", key, key_scale, value_scale)
     checks.dtype("value", value, key.dtype, " like key")
     checks.same_device("value", value, "key", key)
     for name, rows, cache in (("key", key, key_cache), ("value", value, value_cache)):
@@ -354,9 +342,18 @@ def check_write_kv(
     value_scale: Tensor | None = None,
 ) -> None:
     """Check a call of write_kv."""
-    check_rows(key, value, key_cache, value_cache, key_scale=key_scale, value_scale=value_scale)
     checks = _Checks("write_kv")
-    checks.tensors(slot_mapping=slot_mapping)
+    checks.tensors(
+        key=key,
+        value=value,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        slot_mapping=slot_mapping,
+    )
+    checks.rank("key", key, 3, "[num_tokens, num_kv_heads, head_dim]")
+    checks.element("key", key)
+    checks.pool(key_cache, value_cache, "key", key, key_scale, value_scale)
+    check_rows(key, value, key_cache, value_cache)
     checks.rank("slot_mapping", slot_mapping, 1, "[num_tokens]")
     checks.index_dtype("slot_mapping", slot_mapping)
     checks.same_device("slot_mapping", slot_mapping, "key", key)

@@ -16,7 +16,14 @@ def test_it_names_every_op_and_the_steps_of_the_layer(
     monkeypatch.setattr(overhead, "BOUND", 1e9)
     overhead.run(argparse.Namespace(samples=1))
     printed = capsys.readouterr().out
-    for name in ("an empty op", "attention", "write_kv", "merge_states", "copy_blocks", "gather_kv"):
+    for name in (
+        "an empty op",
+        "attention",
+        "write_kv",
+        "merge_states",
+        "copy_blocks",
+        "gather_kv",
+    ):
         assert f"\n{name} " in printed
     assert "the bound is" in printed
     assert printed.splitlines()[-1].split()[0] == "64"
