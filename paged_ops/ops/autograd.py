@@ -29,7 +29,7 @@ _any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_requires_grad)
 
 
 def _redispatch(overload: Any) -> Any:
-    """Return what calls the kernel below: if it is there, what `overload.redispatch` itself calls."""
+    """Return what calls the kernel below: what `overload.redispatch` calls, if it is there."""
     return getattr(getattr(overload, "_handle", None), "redispatch_boxed", overload.redispatch)
 
 
