@@ -254,8 +254,8 @@ class PagedAttention(nn.Module):
         check_rows(key, value, *caches)
         lengths = self._lengths_with(requests, new)
         if cache.device != self._device:
+            self._decodes = DecodeBatches(self.manager, cache.device)
             self._device = cache.device
-            self._decodes = DecodeBatches(self.manager, self._device)
         batch = self._begin(requests, new, lengths)
         write_kv(key, value, *caches, batch.slot_mapping, **scales)
         index = batch.block_tables, batch.seq_lens, batch.query_start_loc

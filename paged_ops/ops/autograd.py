@@ -28,6 +28,11 @@ def _any_requires_grad(*args: Any, **kwargs: Any) -> bool:
 _any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_requires_grad)
 
 
+def _redispatch(overload: Any) -> Any:
+    """Return what calls the kernel below: what `overload.redispatch` calls, if it is there."""
+    return getattr(getattr(overload, "_handle", None), "redispatch_boxed", overload.redispatch)
+
+
 def _no_gradient(op: str) -> NotImplementedError:
     return NotImplementedError(
         f"paged::{op} has no gradient: it is for inference. Call it under torch.no_grad() or "
@@ -58,10 +63,10 @@ class _NoBackward(torch.autograd.Function):
 def _reading(overload: Any, op: str) -> Callable[..., Any]:
     """Return the Autograd kernel of an op that writes nothing: only its backward refuses."""
     is_grad_enabled, below = torch.is_grad_enabled, torch._C._after_autograd_keyset
-    redispatch = overload._handle.redispatch_boxed
+    redispatch = _redispatch(overload)
 
     def kernel(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        if forward_ad._current_level >= 0:
+        if getattr(forward_ad, "_current_level", 0) >= 0:  # otherwise no tensor has a tangent
             _refuse_tangents(op, args, kwargs)
         if not (is_grad_enabled() and _any_requires_grad(*args, **kwargs)):
             return redispatch(keyset & below, *args, **kwargs)
@@ -80,10 +85,10 @@ def _writing(overload: Any, op: str, written: Callable[..., list[Tensor]]) -> Ca
     Autograd is told what was written, so that no other backward uses it for what it was.
     """
     is_grad_enabled, below = torch.is_grad_enabled, torch._C._after_autograd_keyset
-    redispatch = overload._handle.redispatch_boxed
+    redispatch = _redispatch(overload)
 
     def kernel(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        if forward_ad._current_level >= 0:
+        if getattr(forward_ad, "_current_level", 0) >= 0:  # otherwise no tensor has a tangent
             _refuse_tangents(op, args, kwargs)
         if is_grad_enabled() and _any_requires_grad(*args, **kwargs):
             raise _no_gradient(op)

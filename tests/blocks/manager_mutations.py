@@ -202,12 +202,6 @@ BROKEN_OFF = (
         "            if block in self.free\n",
     ),
     Mutant(
-        "broken off: a content that is listed from one side only is found",
-        "blocks/prefix_cache.py",
-        " if self._digests.get(b) == digest}",
-        "}",
-    ),
-    Mutant(
         "broken off: followers miss what was undone",
         "blocks/prefix_cache.py",
         "                stream.start_over()\n",
