@@ -306,3 +306,25 @@ def test_receiving_a_request_may_be_broken_off_anywhere(monkeypatch: pytest.Monk
         return Scene(receive, manager)
 
     prove(setting)
+
+
+def test_the_end_of_a_transfer_that_fails_may_be_broken_off_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    books = what_is_sent(*pool_of_a(), "a", monkeypatch)
+
+    class Dead(Line):
+        def recv(self, *_: object, **__: object) -> None:
+            raise ConnectionError
+
+    def setting() -> Scene:
+        manager, cache = BlockManager(8, 4), PagedKVCache(1, 8, 4, 1, 1)
+
+        def receive() -> None:
+            monkeypatch.setattr(request_transfer, "dist", Dead(books))
+            with contextlib.suppress(ConnectionError):
+                request_transfer.receive_request(manager, cache, 0)
+
+        return Scene(receive, manager)
+
+    prove(setting)

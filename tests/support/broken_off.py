@@ -88,6 +88,7 @@ class Router:
     def __init__(self, manager: BlockManager) -> None:
         self.stream, self.known = manager.subscribe(), dict[bytes, int]()
         self.ledger = manager.ledger
+        self.follow()  # from now on it hears of changes only
 
     def follow(self) -> None:
         for event in self.stream.read():
