@@ -1,8 +1,9 @@
 """The definition of every op of this package, in readable torch.
 
-Each function here has the signature and the meaning of the compiled op of the same name. The
-tests hold the ops against these functions, and the documentation points at them. Nothing is done
-for speed: one sequence at a time, one query token at a time, all in plain tensor arithmetic.
+Each function here has the signature and the meaning of the compiled op of the same name; what its
+arguments are stands with the function of that name in `paged_ops`. The tests hold the ops against
+these functions, and the documentation points at them. Nothing is done for speed: one sequence at a
+time, one query token at a time, all in plain tensor arithmetic.
 Arguments are taken to be valid; the ops check theirs, these functions leave that to torch.
 
 Attention
@@ -80,28 +81,6 @@ def attention(
 ) -> Tensor:
     """Attend over a paged KV cache; see the module's text for the formulas.
 
-    Parameters
-    ----------
-    query : Tensor
-        ``[num_tokens, num_heads, head_dim]``, the new tokens of all sequences, one sequence
-        after the other. Any floating dtype.
-    key_cache : Tensor
-        ``[num_blocks, block_size, num_kv_heads, head_dim]``, the dtype of ``query`` or a quantised
-        one.
-    value_cache : Tensor
-        ``[num_blocks, block_size, num_kv_heads, head_dim_v]``, the dtype of ``key_cache``.
-    block_tables : Tensor
-        ``[batch, max_blocks_per_seq]``, int32: the block ids of each sequence, in order. Entries
-        past ``ceil(seq_lens[i] / block_size)`` may hold anything.
-    seq_lens : Tensor
-        ``[batch]``, int32: tokens of each sequence in the cache, the new ones included.
-    query_start_loc : Tensor, optional
-        ``[batch + 1]``, int32: the queries of sequence ``i`` are the rows
-        ``query_start_loc[i]`` to ``query_start_loc[i + 1] - 1``. None: one row per sequence.
-    **options
-        As in `paged_ops.attention`, whose documentation has them all: the scores' rule, who sees
-        what, and the scales of quantised caches.
-
     Returns
     -------
     Tensor
@@ -111,10 +90,6 @@ def attention(
     ------
     ValueError
         If a cache is int8 and has no scale.
-
-    See Also
-    --------
-    attention_with_lse : The same, and the log of the softmax denominator.
 
     Examples
     --------
@@ -150,8 +125,6 @@ def attention_with_lse(
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]:
     """Attend over a paged KV cache and return the log of the denominator too.
-
-    The parameters are those of `attention`.
 
     Returns
     -------
@@ -214,22 +187,7 @@ def write_kv(
 ) -> None:
     """Write the keys and values of new tokens into their slots of the cache, in place.
 
-    Parameters
-    ----------
-    key : Tensor
-        ``[num_tokens, num_kv_heads, head_dim]``, the dtype of ``key_cache`` unless that is
-        quantised.
-    value : Tensor
-        ``[num_tokens, num_kv_heads, head_dim_v]``, the dtype of ``key``.
-    key_cache : Tensor
-        ``[num_blocks, block_size, num_kv_heads, head_dim]``, changed in place.
-    value_cache : Tensor
-        ``[num_blocks, block_size, num_kv_heads, head_dim_v]``, changed in place.
-    slot_mapping : Tensor
-        ``[num_tokens]``, int64 or int32: ``block * block_size + offset`` for each token, or -1
-        for a token that is not written. Of tokens with the same slot the last one stays.
-    key_scale, value_scale : Tensor, optional
-        Scales of quantised caches, as in `attention`. One per token and head is changed in place.
+    Of tokens with the same slot the last one stays.
 
     Raises
     ------
@@ -266,14 +224,6 @@ def merge_states(
     With ``lse = log(exp(lse_a) + exp(lse_b))`` the merged output is
     ``out_a * exp(lse_a - lse) + out_b * exp(lse_b - lse)``. A state whose ``lse`` is ``-inf`` saw
     nothing and adds nothing, whatever its output holds.
-
-    Parameters
-    ----------
-    out_a, out_b : Tensor
-        ``[num_tokens, num_heads, head_dim_v]``, of one dtype.
-    lse_a, lse_b : Tensor
-        ``[num_tokens, num_heads]``, natural logs as `attention_with_lse` returns them. If the
-        attention has sinks, only one of the two states may carry them.
 
     Returns
     -------
@@ -319,18 +269,6 @@ def copy_blocks(
     Because of that order a chain (0 to 1, 1 to 2) moves the old contents along, and a swap
     (0 to 1, 1 to 0) exchanges two blocks.
 
-    Parameters
-    ----------
-    key_cache : Tensor
-        ``[num_blocks, block_size, num_kv_heads, head_dim]``, changed in place.
-    value_cache : Tensor
-        ``[num_blocks, block_size, num_kv_heads, head_dim_v]``, changed in place.
-    block_mapping : Tensor
-        ``[n, 2]``, int64 or int32: pairs of source and destination block. Each block is the
-        destination of at most one pair.
-    key_scale, value_scale : Tensor, optional
-        Scales of quantised caches, as in `attention`. One per token and head is copied too.
-
     Examples
     --------
     >>> import torch
@@ -361,21 +299,6 @@ def gather_kv(
     value_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Collect the keys and values of all sequences into contiguous tensors.
-
-    Parameters
-    ----------
-    key_cache : Tensor
-        ``[num_blocks, block_size, num_kv_heads, head_dim]``.
-    value_cache : Tensor
-        ``[num_blocks, block_size, num_kv_heads, head_dim_v]``.
-    block_tables : Tensor
-        ``[batch, max_blocks_per_seq]``, int32: the block ids of each sequence, in order.
-    seq_lens : Tensor
-        ``[batch]``, int32: tokens of each sequence in the cache.
-    num_tokens : int, optional
-        ``sum(seq_lens)``, for callers that know it.
-    key_scale, value_scale : Tensor, optional
-        Scales of quantised caches, as in `attention`.
 
     Returns
     -------
