@@ -39,8 +39,8 @@ _REASONS = {
     "its code raised": _OTHER_CODE,
     "is not compatible with": _OTHER_CODE,
     "one pool for all layers": "layers of different sizes",
-    "differs from that by its own attention": "another result (positions that it counts itself, "
-    "or a state that it keeps elsewhere)",
+    "it counts positions itself": "it counts positions itself",
+    "differs from that by its own attention": "another result: it keeps a state elsewhere",
 }
 
 

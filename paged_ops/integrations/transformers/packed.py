@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
@@ -185,6 +186,8 @@ def _try(
     model: PreTrainedModel, layers: Sequence[Layer], sample: Sample
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Run a sample as one run of tokens after another; see `probe.Trial`."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ValueError("it counts positions itself: its forward takes no position_ids")
     pools = _Pools(layers, model.device)
     manager, requests = BlockManager(8, 4), range(len(sample.mask))
     for request in requests:
