@@ -73,6 +73,7 @@ class Engine:
             config.num_kv_heads,
             config.head_dim,
             next(model.parameters()).dtype,
+            head_dim_v=getattr(config, "head_dim_v", None),
         )
         self.manager = BlockManager(num_blocks, block_size)
         self._decode_batches = DecodeBatches(self.manager)

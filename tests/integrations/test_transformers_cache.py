@@ -9,12 +9,17 @@ import torch
 
 pytest.importorskip("transformers")
 
-from transformers import DynamicCache, PreTrainedModel, Qwen3NextConfig
+from transformers import DynamicCache, PreTrainedModel, Qwen3NextConfig, masking_utils
 
 from paged_ops.blocks.errors import OutOfBlocks
 from paged_ops.integrations.transformers import PagedCache, register
-from paged_ops.integrations.transformers.attention import padding_mask, refuse_options
-from paged_ops.integrations.transformers.cache import layer_windows
+from paged_ops.integrations.transformers.attention import (
+    masked_window,
+    padding_mask,
+    paged_attention,
+    refuse_options,
+)
+from paged_ops.integrations.transformers.layers import layer_windows
 from paged_ops.integrations.transformers.padding import Columns
 from tests.integrations.models import make_model, make_prompts
 from tests.support.checks import relative_error
@@ -117,7 +122,7 @@ def test_a_quantised_cache_is_near_the_models_own_after_beams_have_parted(
         logits.append(feed(model, cache, torch.tensor([[5], [6], [7], [8]])))
     cache = PagedCache(model, 20, 8, cache_dtype=dtype)
     alone = torch.cat([prompts[[2, 2, 0, 2]], torch.tensor([[5], [6], [7], [8]])], 1)
-    assert cache.pools[None].cache_dtype == dtype
+    assert cache.pools["full"].cache_dtype == dtype
     assert 0 < relative_error(*logits) < 0.05
     assert relative_error(logits[0], feed(model, cache, alone)) < 0.01
 
@@ -286,6 +291,9 @@ def test_layers_of_other_kinds_are_refused() -> None:
         ("output_attentions", True),
         ("position_bias", torch.zeros(1)),
         ("is_causal", False),
+        ("indices", torch.zeros(1)),
+        ("block_indices", torch.zeros(1)),
+        ("sinks", torch.zeros(1)),
     ],
 )
 def test_options_without_a_place_are_refused_by_name(option: str, value: Any) -> None:
@@ -296,3 +304,44 @@ def test_options_without_a_place_are_refused_by_name(option: str, value: Any) ->
 def test_masks_laid_over_the_causal_one_are_refused() -> None:
     with pytest.raises(ValueError, match="a mask of its own"):
         padding_mask(mask_function=lambda *_: True, use_vmap=True)
+
+
+def test_a_mask_says_which_keys_a_query_sees() -> None:
+    """A rule that isn't served is refused by the layer that attends with it: some use none."""
+    padding = torch.ones(1, 9, dtype=torch.bool)
+    rules = {
+        masking_utils.causal_mask_function: None,
+        masking_utils.sliding_window_causal_mask_function(3): 3,
+        masking_utils.sliding_window_causal_mask_function(1): 1,
+    }
+    for rule, window in rules.items():
+        mask = padding_mask(mask_function=rule, attention_mask=padding, local_size=window)
+        assert mask is not None
+        assert mask.shape == (1, 1, 1, 9)
+        assert masked_window(mask, None) == masked_window(mask, window) == window
+        with pytest.raises(ValueError, match="attends with sliding_window 2, but its mask"):
+            masked_window(mask, 2)
+    for size, left in ((3, 0), (4, 1), (8, 3)):
+        rule = masking_utils.chunked_causal_mask_function(size, torch.tensor([left]))
+        mask = padding_mask(mask_function=rule, attention_mask=padding, local_size=size)
+        with pytest.raises(ValueError, match="neither causal nor a sliding window"):
+            masked_window(mask, None)
+
+
+def test_an_encoder_attends_to_all_or_is_refused() -> None:
+    encoder = torch.nn.Linear(1, 1)
+    encoder.is_causal = False
+    rows = torch.randn(1, 2, 4, 8)
+    padding = torch.tensor([[True, True, True, False]])
+    whole = masking_utils.bidirectional_mask_function
+    mask = padding_mask(mask_function=whole, attention_mask=padding)
+    output, _ = paged_attention(encoder, rows, rows, rows, mask, scaling=0.3)
+    seen = rows[:, :, :3]
+    expected = torch.nn.functional.scaled_dot_product_attention(rows, seen, seen, scale=0.3)
+    torch.testing.assert_close(output, expected.transpose(1, 2))
+    window = masking_utils.sliding_window_bidirectional_mask_function(2)
+    with pytest.raises(ValueError, match="an encoder's sliding window is not served"):
+        padding_mask(mask_function=window, local_size=2)
+    mask = padding_mask(mask_function=window, attention_mask=padding, local_size=2)
+    with pytest.raises(ValueError, match="only where all see all"):
+        paged_attention(encoder, rows, rows, rows, mask)

@@ -85,8 +85,8 @@ def test_sampled_tokens_and_beams_are_the_same(
     assert torch.equal(tokens, expected)
     if "num_beams" in mode:
         alone = sum(-(-cache.groups.num_tokens(r) // 8) for r in cache._rows.requests)
-        for window, pool in cache.pools.items():
-            used = cache.groups["full" if window is None else f"window {window}"].num_used
+        for name, pool in cache.pools.items():
+            used = cache.groups[name].num_used
             assert used < alone  # beams share blocks, and a window gives some back
             assert pool.num_blocks > used
 
@@ -187,3 +187,92 @@ def test_continuous_batching_gives_the_same_tokens(
     for prompt, answer in zip(prompts, expected, strict=True):
         assert tokens[tuple(prompt)] == answer.tolist()
     assert len(calls) >= NEW_TOKENS * model.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8])
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+def test_under_autocast_a_cache_takes_what_the_layers_compute(
+    model: PreTrainedModel, family: str, padding: str, cache_dtype: torch.dtype | None
+) -> None:
+    """Keys are float32 after their rotation, values bfloat16; transformers' caches take both."""
+    prompts = make_prompts(padding)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        model.set_attn_implementation(peer(family))
+        expected = model(**prompts).logits
+        model.set_attn_implementation("paged_ops")
+        cache = PagedCache(model, num_blocks=40, block_size=8, cache_dtype=cache_dtype)
+        logits = model(**prompts, cache=cache).logits
+        model.generate(
+            **prompts, **(OPTIONS | {"max_new_tokens": 4}), cache=PagedCache(model, num_blocks=40)
+        )
+    assert next(iter(cache.pools.values())).dtype == torch.float32
+    real = prompts["attention_mask"].bool()
+    assert logits.dtype == expected.dtype
+    # The mean: in bfloat16 a token may go to another expert now and then.
+    error = (logits - expected)[real].float().abs().mean() / expected[real].float().abs().mean()
+    assert error < (0.05 if cache_dtype is None else 0.1)
+
+
+def test_a_prompt_is_reused_by_copies_that_share_its_blocks(
+    model: PreTrainedModel, family: str
+) -> None:
+    """As transformers documents it: the prompt once, then a deep copy of its cache per answer."""
+    prompt = make_prompts("none")["input_ids"][:1]
+    model.set_attn_implementation("paged_ops")
+    cache = PagedCache(model, num_blocks=40, block_size=8)
+    with torch.no_grad():
+        model(prompt, cache=cache)
+    used = {name: cache.groups[name].num_used for name in cache.groups}
+    whole = [torch.cat([prompt, torch.tensor([[token, 7, 9]])], 1) for token in (5, 6)]
+    answers = []
+    for tokens in whole:
+        copied = copy.deepcopy(cache)
+        assert all(copied.pools[name] is pool for name, pool in cache.pools.items())
+        assert {name: cache.groups[name].num_used for name in used} == used
+        answers.append(model.generate(tokens, cache=copied, **OPTIONS))
+        cache.groups.check()
+        assert cache.get_seq_length() == 20
+        assert copied.get_seq_length() == 22 + NEW_TOKENS
+        assert any(cache.groups[name].num_used > used[name] for name in used)
+        del copied
+        assert {name: cache.groups[name].num_used for name in used} == used
+    for tokens, answer in zip(whole, answers, strict=True):
+        assert torch.equal(answer, contiguous(model, family, input_ids=tokens, **OPTIONS))
+    model.set_attn_implementation("paged_ops")
+    cache.reset()
+    assert all(cache.groups[name].num_used == 0 for name in used)
+
+
+def test_a_copy_outlives_the_cache_that_it_was_made_of(model: PreTrainedModel) -> None:
+    prompt = make_prompts("none")["input_ids"]
+    model.set_attn_implementation("paged_ops")
+    cache = PagedCache(model, num_blocks=20, block_size=8)
+    with torch.no_grad():
+        model(prompt, cache=cache)
+        first, second = copy.deepcopy(cache), copy.deepcopy(cache)
+        del cache
+        expected = model(prompt[:, :1], cache=first).logits
+        first.reset()
+        assert torch.equal(model(prompt[:, :1], cache=second).logits, expected)
+        second.groups.check()
+        assert second.groups.num_tokens(second._rows.requests[0]) == 21
+        first.groups.check()
+        del second
+        assert all(first.groups[name].num_used == 0 for name in first.groups)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"guidance_scale": 2.0, "negative_prompt_ids": torch.tensor([[5, 6]])},
+        {"assistant_early_exit": 1},
+    ],
+)
+def test_a_second_cache_inside_generate_is_refused_by_name(options: dict[str, Any]) -> None:
+    model = make_model("llama")
+    model.set_attn_implementation("paged_ops")
+    prompt = make_prompts("none")["input_ids"][:1]
+    cache = PagedCache(model, num_blocks=40)
+    with pytest.raises(ValueError, match=next(iter(options))):
+        model.generate(prompt, cache=cache, **OPTIONS, **options)
+    cache.groups.check()

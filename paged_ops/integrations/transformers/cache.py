@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
 from paged_ops.arguments import checked_int
 from paged_ops.batch.batch import Batch, build_batch
 from paged_ops.batch.decode import DecodeBatches
 from paged_ops.blocks.layer_groups import LayerGroup, LayerGroups
-from paged_ops.functional import attention, write_kv
-from paged_ops.integrations.transformers.attention import KEYWORD, NAME
+from paged_ops.functional import write_kv
+from paged_ops.integrations.transformers.attention import NAME
+from paged_ops.integrations.transformers.layers import Layer, configured_layers
+from paged_ops.integrations.transformers.notes import Note, NotingCache
 from paged_ops.integrations.transformers.padding import Columns
-from paged_ops.pool.kv_cache import PagedKVCache
+from paged_ops.integrations.transformers.probe import STEPS, Sample, Trial, inputs, probed_layers
+from paged_ops.integrations.transformers.steps import Plan, attend, plan_step
+from paged_ops.pool.kv_cache import PagedKVCache, Scales
 
-_WINDOWS = {"full_attention": False, "sliding_attention": True}  # layer types that are served
 
-
-class PagedCache(Cache):
+class PagedCache(NotingCache):
     """A cache for ``model.generate``, and for calls of the model, that lives in a pool of blocks.
 
     Give it as ``cache=``. The rows of a batch take blocks as they grow; padding takes none. Layers
     with a sliding window have a pool of their own, whose blocks go back when they have left the
     window. Beams share the blocks that they have in common, and a beam that writes into a shared
     block gets a copy of it. One cache serves one batch at a time; `reset` makes it ready for the
-    next.
+    next. ``copy.deepcopy`` makes a cache that continues from the same tokens: it shares the pools
+    and the blocks, of which it gets a copy where one of the two writes, and it gives back its own
+    when nothing refers to it any more.
+
+    The model is tried first, once: two prompts of a few tokens are run by its own attention and
+    over blocks. Sizes and windows of the layers come from there.
 
     Parameters
     ----------
@@ -42,19 +53,24 @@ class PagedCache(Cache):
         Tokens per block.
     cache_dtype : torch.dtype, optional
         As `PagedKVCache`: int8, float8_e4m3fn or float8_e5m2, with a scale for each token and head.
-        None: the model's.
+        None: that of the keys.
+    probe : bool
+        Whether the model is tried. False believes its configuration: where there is no time for a
+        trial, or where it refuses a model wrongly.
 
     Attributes
     ----------
     pools : dict
-        The `PagedKVCache` of the layers with each window (None: without).
+        The `PagedKVCache` of each group of layers: ``"full"``, ``"window 4096"``; where layers of
+        one window differ in size, a group for each size.
     groups : LayerGroups
-        The books of the pools, named in the same way.
+        The books of the pools, under the same names.
 
     Raises
     ------
     ValueError
-        The model has layers of a type that isn't served, or a number is out of its range.
+        The model computes something else over blocks than by its own attention, with the reason;
+        or a number is out of its range.
     MemoryError
         The pools are larger than the memory available.
 
@@ -70,22 +86,37 @@ class PagedCache(Cache):
         block_size: int = 16,
         *,
         cache_dtype: torch.dtype | None = None,
+        probe: bool = True,
     ) -> None:
-        windows = layer_windows(model.config)
+        if probe:
+            trial = Trial("paged", partial(_try, model), in_one_batch=True)
+            layers = probed_layers(model, trial)
+        else:
+            layers = configured_layers(model)
         self._config = model.config.get_text_config(decoder=True)
-        self._rows = _Rows(model, windows, num_blocks, block_size, cache_dtype)
-        super().__init__(
-            layers=[_Layer(self._rows, index, window) for index, window in enumerate(windows)]
-        )
+        self._hold(_Rows(layers, num_blocks, block_size, model.device, cache_dtype))
+
+    def _hold(self, rows: _Rows) -> None:
+        """Be the cache of these rows."""
+        self._rows = rows
+        super().__init__(rows, rows.sliding)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PagedCache:
+        """Return a cache that continues from the same tokens and shares their blocks."""
+        other = copy.copy(self)
+        other._hold(self._rows.fork())
+        memo[id(self)] = other
+        return other
 
     @property
-    def pools(self) -> dict[int | None, PagedKVCache]:
-        """The pool of the layers with each window."""
+    def pools(self) -> dict[str, PagedKVCache]:
+        """The pool of each group of layers."""
         return self._rows.pools
 
     @property
     def groups(self) -> LayerGroups:
         """The books of the pools."""
+        self._rows.settle()
         return self._rows.groups
 
     @property
@@ -101,18 +132,15 @@ class PagedCache(Cache):
         Raises
         ------
         ValueError
-            The model's attention isn't ``"paged_ops"``, or it has no way to pass the cache on.
+            The model's attention isn't ``"paged_ops"``.
         """
         # The first layer's look is enough: the configuration's attributes are slow.
-        if layer_idx == 0 and (used := self._config._attn_implementation) != NAME:
+        if layer_idx == self._rows.first and (used := self._config._attn_implementation) != NAME:
             raise ValueError(
                 f'attn_implementation is "{used}", expected "{NAME}": call register() and '
                 f'model.set_attn_implementation("{NAME}")'
             )
-        if "kwargs" not in kwargs:
-            raise ValueError("the model gives its cache no keyword arguments to pass on")
-        kwargs["kwargs"][KEYWORD] = self._rows
-        return key_states, value_states
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def activate_past_recording(self) -> None:
         """Keep what leaves a sliding window until `crop` says how much of the past stays."""
@@ -151,69 +179,34 @@ class PagedCache(Cache):
         self._rows.holds_past = False
 
 
-def layer_windows(config: Any) -> list[int | None]:
-    """Return the sliding window of each layer, or refuse layers of another kind."""
-    types, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
-    for index, kind in enumerate(types):
-        if kind not in _WINDOWS:
-            expected = " or ".join(_WINDOWS)
-            raise ValueError(f"layer {index} of the model is {kind}, expected {expected}")
-    return [
-        each["sliding_window"] if _WINDOWS[kind] else None
-        for kind, each in zip(types, options, strict=True)
-    ]
+def _try(
+    model: PreTrainedModel, layers: Sequence[Layer], sample: Sample
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Run a sample in one padded batch, whose rows change places on the way; see `probe.Trial`.
 
-
-class _Layer(CacheLayerMixin):
-    """What transformers asks of a single layer: how much it has seen."""
-
-    is_compileable = False
-    is_croppable = True
-
-    def __init__(self, rows: _Rows, index: int, sliding_window: int | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._rows, self._index = rows, index
-        self.is_sliding = sliding_window is not None
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the pools exist from the start."""
-
-    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Refuse: `PagedCache.update` is the way."""
-        raise NotImplementedError("call update of the PagedCache")
-
-    def get_seq_length(self) -> int:
-        """Return how many columns this layer has seen."""
-        return self._rows.seen[self._index]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many columns the next mask has, and that it begins with the first."""
-        return self.get_seq_length() + query_length, 0
-
-    def get_max_length(self) -> int:
-        """Return -1: what limits a row is the pool that all share."""
-        return -1
+    A model that keeps something of a row anywhere else then takes it for the other row's.
+    """
+    rows = _Rows(layers, 8, 4, model.device)
+    cache = NotingCache(rows, rows.sliding)
+    for begin, end in itertools.pairwise((0, *STEPS)):
+        order = [0, 1]
+        if end == STEPS[-1]:
+            order.reverse()
+            rows.select(order)
+        given = inputs(model, sample, order, begin, end)
+        logits = model(**given, cache=cache, use_cache=True).logits
+        yield logits, torch.cartesian_prod(torch.tensor(order), torch.arange(begin, end))
 
 
 @dataclass(frozen=True)
-class _Call:
-    """One call of attention in a step: the columns that it computes, and its index tensors."""
+class _Place:
+    """Where a layer's keys and values lie."""
 
-    columns: Tensor | None  # among all batch * num_new; None: all of them
-    block_tables: Tensor
-    seq_lens: Tensor
-    query_start_loc: Tensor | None
+    group: str
     sliding_window: int | None
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What a step does in the layers of one group."""
-
-    columns: Tensor | None  # the real tokens among all batch * num_new; None: all of them
-    slot_mapping: Tensor
-    calls: list[_Call]
+    dtype: torch.dtype
+    caches: tuple[Tensor, Tensor]
+    scales: Scales
 
 
 class _Rows:
@@ -225,55 +218,97 @@ class _Rows:
 
     def __init__(
         self,
-        model: PreTrainedModel,
-        windows: list[int | None],
+        layers: Sequence[Layer],
         num_blocks: int,
         block_size: int,
-        cache_dtype: torch.dtype | None,
+        device: torch.device,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
-        config = model.config.get_text_config(decoder=True)
-        num_heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-        num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-        members = {window: windows.count(window) for window in windows}
+        self.requests: list[int] = []
+        self._left: deque[int] = deque()
+        grouped = _by_group(layers)
         self.pools = {
-            window: PagedKVCache(
-                count,
+            name: PagedKVCache(
+                len(members),
                 num_blocks,
                 block_size,
-                num_kv_heads,
-                head_dim,
-                model.dtype,
-                model.device,
+                members[0].num_kv_heads,
+                members[0].head_dim,
+                members[0].dtype,
+                device,
+                head_dim_v=members[0].head_dim_v,
                 cache_dtype=cache_dtype,
             )
-            for window, count in members.items()
+            for name, members in grouped.items()
         }
+        self._windows = {name: members[0].sliding_window for name, members in grouped.items()}
         self.groups = LayerGroups(
-            {_name(window): LayerGroup(num_blocks, window) for window in members},
+            {name: LayerGroup(num_blocks, window) for name, window in self._windows.items()},
             block_size,
             prefix_caching=False,
         )
-        self._windows = windows
-        places = [(self.pools[own], windows[:i].count(own)) for i, own in enumerate(windows)]
-        self._caches = [pool.layer(layer) for pool, layer in places]
-        self._scales = [pool.scales(layer) for pool, layer in places]
-        self._device = model.device
+        self._layers = {
+            layer.index: _Place(
+                name, layer.sliding_window, layer.dtype, pool.layer(i), pool.scales(i)
+            )
+            for name, pool in self.pools.items()
+            for i, layer in enumerate(grouped[name])
+        }
+        self._device = device
+        self._ids = itertools.count()
         self.holds_past = False
         self.reset()
 
+    def __del__(self) -> None:
+        """Leave the requests to who shares the pools: the books may be in use at this moment."""
+        self._left.extend(self.requests)
+
+    def settle(self) -> None:
+        """Give back the blocks of copies that are gone."""
+        while self._left:
+            self.groups.free(self._left.popleft())
+
+    def fork(self) -> _Rows:
+        """Return rows that continue from the same tokens, and share pools and books with these."""
+        self.settle()
+        other = copy.copy(self)
+        other.requests = []
+        for request in self.requests:
+            child = next(self._ids)
+            self.groups.fork(request, child)
+            other.requests.append(child)
+        other.seen = self.seen.copy()
+        other._plans = {}
+        other._decode = other._new_decode()
+        return other
+
     def reset(self) -> None:
         """Forget everything."""
-        for request in getattr(self, "requests", []):
-            self.groups.free(request)
-        self.requests: list[int] = []
-        self._next_request = 0
-        self.seen = [0] * len(self._windows)  # columns, by layer
+        self.settle()
+        while self.requests:
+            self.groups.free(self.requests.pop())
+        self.seen = dict.fromkeys(self._layers, 0)  # columns, by layer
         self._mask = torch.ones(0, 0, dtype=torch.bool)
-        self._plans: dict[int | None, _Plan] = {}
-        self._decode = {
-            window: DecodeBatches(self._manager(window), self._device) for window in self.pools
-        }
+        self._plans: dict[str, Plan] = {}
+        self._decode = self._new_decode()
+
+    def _new_decode(self) -> dict[str, DecodeBatches]:
+        return {name: DecodeBatches(self.groups[name], self._device) for name in self.pools}
+
+    @property
+    def first(self) -> int:
+        """The index of the first layer."""
+        return next(iter(self._layers))
+
+    @property
+    def sliding(self) -> list[bool]:
+        """Which layers have a window, by index; layers without keys of their own have none."""
+        places = [self._layers.get(index) for index in range(max(self._layers) + 1)]
+        return [place is not None and place.sliding_window is not None for place in places]
+
+    def num_seen(self, layer: int) -> int:
+        """Return how many columns a layer has seen; one without keys, as the first."""
+        return self.seen.get(layer, self.seen[self.first])
 
     @property
     def num_columns(self) -> int:
@@ -282,7 +317,7 @@ class _Rows:
 
     def attend(
         self,
-        layer: int,
+        note: Note,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -290,22 +325,27 @@ class _Rows:
         options: dict[str, Any],
     ) -> Tensor:
         """Write the new tokens of a layer and attend from every new column."""
-        window = self._windows[layer]
-        if options["sliding_window"] != window:
+        place = self._layers.get(note.layer)
+        if place is None:
+            raise ValueError(f"the cache was made for a model without a layer {note.layer}")
+        if options["sliding_window"] not in (None, place.sliding_window):
             raise ValueError(
-                f"layer {layer} attends with sliding_window {options['sliding_window']}, but its "
-                f"cache was made for {window}"
+                f"layer {note.layer} attends with sliding_window {options['sliding_window']}, but "
+                f"its cache was made for {place.sliding_window}"
             )
-        batch, num_new = query.shape[:2]
-        plan = self._plan(layer, batch, num_new, mask)
-        query, key, value = (tensor.flatten(0, 1) for tensor in (query, key, value))
-        key_cache, value_cache = self._caches[layer]
-        if plan.columns is not None:
-            key, value = key[plan.columns], value[plan.columns]
-        scales = self._scales[layer]
-        write_kv(key, value, key_cache, value_cache, plan.slot_mapping, **scales)
-        output = _attend(plan.calls, query, key_cache, value_cache, {**options, **scales})
-        return output.view(batch, num_new, *output.shape[1:])
+        batch, num_queries = query.shape[:2]
+        dtype = query.dtype
+        if not note.written:
+            self._take_part(note.layer, batch, num_queries, mask)
+        plan = self._plans[place.group]
+        query, key, value = (each.flatten(0, 1).to(place.dtype) for each in (query, key, value))
+        if not note.written:
+            if plan.columns is not None:
+                key, value = key[plan.columns], value[plan.columns]
+            write_kv(key, value, *place.caches, plan.slot_mapping, **place.scales)
+        calls = plan.calls_of_last(Columns(self._mask, num_queries), place.sliding_window)
+        output = attend(calls, query, *place.caches, {**options, **place.scales})
+        return output.view(batch, num_queries, *output.shape[1:]).to(dtype)
 
     def crop(self, removed: int) -> None:
         """Remove the last columns; what is left is sure to stay."""
@@ -320,7 +360,7 @@ class _Rows:
         )
         self._commit()
         self._mask = self._mask[:, :keep]
-        self.seen = [min(seen, keep) for seen in self.seen]
+        self.seen = {layer: min(seen, keep) for layer, seen in self.seen.items()}
 
     def select(self, parents: list[int]) -> None:
         """Make row i of the batch continue row ``parents[i]``."""
@@ -331,8 +371,9 @@ class _Rows:
         for parent in parents:
             request = self.requests[parent]
             if parent in taken:
-                self.groups.fork(request, self._next_request)
-                request, self._next_request = self._next_request, self._next_request + 1
+                child = next(self._ids)
+                self.groups.fork(request, child)
+                request = child
             taken.add(parent)
             requests.append(request)
         for row, request in enumerate(self.requests):
@@ -341,10 +382,9 @@ class _Rows:
         self.requests = requests
         self._mask = self._mask[torch.tensor(parents, dtype=torch.int64)]
 
-    def _plan(self, layer: int, batch: int, num_new: int, mask: Tensor | None) -> _Plan:
-        """Return the plan of this step, which the first layer makes."""
-        begins = self.seen[layer] == self.num_columns
-        if begins:
+    def _take_part(self, layer: int, batch: int, num_new: int, mask: Tensor | None) -> None:
+        """Let a layer take part in the step, which the first of them begins."""
+        if self.seen[layer] == self.num_columns:
             self._begin(batch, num_new, mask)
         if self.seen[layer] + num_new != self.num_columns:
             raise RuntimeError(
@@ -352,7 +392,6 @@ class _Rows:
                 f"first layer has {self.num_columns}: a call was broken off; reset() the cache"
             )
         self.seen[layer] = self.num_columns
-        return self._plans[self._windows[layer]]
 
     def _begin(self, batch: int, num_new: int, mask: Tensor | None) -> None:
         """Take the new columns in: make room for their tokens, and plan the step."""
@@ -364,9 +403,10 @@ class _Rows:
             self._commit()
         counts = columns.new.sum(1).tolist()
         self._grow(counts)
-        simple = columns.is_ragged_left(set(self.pools))
+        simple = columns.is_ragged_left(set(self._windows.values()))
         self._plans = {
-            window: self._plan_group(window, columns, counts, simple) for window in self.pools
+            name: plan_step(self._build(name, columns, counts), columns, window, simple)
+            for name, window in self._windows.items()
         }
         self._mask = columns.mask
 
@@ -397,84 +437,42 @@ class _Rows:
 
     def _admit(self, batch: int) -> None:
         """Make a request for each row."""
-        self.requests = list(range(self._next_request, self._next_request + batch))
-        self._next_request += batch
-        for request in self.requests:
+        for request in itertools.islice(self._ids, batch):
             self.groups.allocate(request, 0)
+            self.requests.append(request)
 
     def _commit(self) -> None:
         """Give back the blocks that no token after the present ones sees."""
-        if set(self.pools) == {None}:
+        if set(self._windows.values()) == {None}:
             return
         for request in self.requests:
             self.groups.commit(request)
 
     def _grow(self, counts: list[int]) -> None:
         """Make room for so many new tokens in each row, or change nothing."""
+        self.settle()
         copies = self.groups.append_all(list(zip(self.requests, counts, strict=True)))
-        for window, pool in self.pools.items():
-            pool.copy_blocks(copies[_name(window)])
+        for name, pool in self.pools.items():
+            pool.copy_blocks(copies[name])
 
-    def _plan_group(
-        self, window: int | None, columns: Columns, counts: list[int], simple: bool
-    ) -> _Plan:
-        """Plan a step for the layers with one window."""
+    def _build(self, name: str, columns: Columns, counts: list[int]) -> Batch:
+        """Build a step's index tensors for the layers of one group."""
         if columns.num_new == 1 and min(counts) == 1:
-            batch = self._decode[window].build(self.requests)
-        else:
-            batch = build_batch(self._manager(window), self.requests, counts, device=self._device)
-        real = None
-        if not columns.new.all():
-            real = columns.new.flatten().nonzero()[:, 0].to(self._device)
-        if simple:
-            tables, starts = batch.block_tables, batch.query_start_loc
-            calls = [_Call(real, tables, batch.seq_lens, starts, window)]
-        else:
-            calls = self._calls_by_column(batch, columns, window)
-        return _Plan(real, batch.slot_mapping, calls)
-
-    def _calls_by_column(self, batch: Batch, columns: Columns, window: int | None) -> list[_Call]:
-        """Make each column a sequence of one query, in one call for each number of keys to see."""
-        ends, lengths = columns.visible_runs(window)
-        tables = batch.block_tables.repeat_interleave(columns.num_new, 0)
-        seq_lens = ends.flatten().to(torch.int32)
-        if window is None:
-            return [_Call(None, tables, seq_lens.to(self._device), None, None)]
-        calls = []
-        for length in lengths.unique().tolist():
-            if length:
-                chosen = (lengths.flatten() == length).nonzero()[:, 0]
-                where = chosen.to(self._device)
-                lens = seq_lens[chosen].to(self._device)
-                calls.append(_Call(where, tables[where], lens, None, length))
-        return calls
-
-    def _manager(self, window: int | None) -> Any:
-        return self.groups[_name(window)]
+            return self._decode[name].build(self.requests)
+        return build_batch(self.groups[name], self.requests, counts, device=self._device)
 
 
-def _name(window: int | None) -> str:
-    """Return the name of a group of layers."""
-    return "full" if window is None else f"window {window}"
-
-
-def _attend(
-    calls: list[_Call],
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    options: dict[str, Any],
-) -> Tensor:
-    """Attend from the columns of each call; the others, padding that sees nothing, get zeros."""
-
-    def run(call: _Call, query: Tensor) -> Tensor:
-        given = options | {"sliding_window": call.sliding_window}
-        tables = (call.block_tables, call.seq_lens, call.query_start_loc)
-        return attention(query, key_cache, value_cache, *tables, **given)
-
-    if len(calls) == 1 and calls[0].columns is None:
-        return run(calls[0], query)
-    output = query.new_zeros(*query.shape[:2], value_cache.shape[-1])
-    for call in calls:
-        output[call.columns] = run(call, query[call.columns])
-    return output
+def _by_group(layers: Sequence[Layer]) -> dict[str, list[Layer]]:
+    """Put the layers together that share a pool: those of one window and of equal sizes."""
+    sizes: dict[int | None, list[Any]] = {}
+    groups: dict[str, list[Layer]] = {}
+    for layer in layers:
+        window = layer.sliding_window
+        alike = sizes.setdefault(window, [])
+        if layer.sizes not in alike:
+            alike.append(layer.sizes)
+        name = "full" if window is None else f"window {window}"
+        if number := alike.index(layer.sizes):
+            name += f", sizes {number + 1}"
+        groups.setdefault(name, []).append(layer)
+    return groups
