@@ -95,7 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
 def refuse_missing(flags: argparse.Namespace) -> None:
     """Refuse to start without what the run would miss only at its end, or with a bare traceback."""
     image: Path | None = flags.image
-    for name in ["safetensors", "tokenizers"] + ["PIL"] * (image is not None):
+    for name in ["safetensors", "tokenizers"] + ["matplotlib"] * (image is not None):
         if importlib.util.find_spec(name) is None:
             raise Refused(f"{name} is not installed: pip install 'paged-ops[demo]'")
     if image is not None and image.suffix.lower() != ".png":
