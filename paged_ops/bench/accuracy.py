@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -89,9 +88,8 @@ class Subject:
             yield from zip(tokens[:-1].split(length), tokens[1:].split(length), strict=True)
 
 
-def add_parser(benchmarks: Any) -> None:
-    """Add this benchmark's command line to the program's."""
-    parser = benchmarks.add_parser("accuracy", help=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
     parser.add_argument(
         "--texts", type=Path, metavar="FOLDER", help="whole held-out plays, as demo.train reads"
     )
@@ -100,7 +98,6 @@ def add_parser(benchmarks: Any) -> None:
         "--stories260k", type=Path, metavar="FOLDER", default=default_stories(), help=MODEL
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    parser.set_defaults(run=run)
 
 
 def default_stories() -> Path | None:
@@ -109,7 +106,7 @@ def default_stories() -> Path | None:
     return None if data is None else Path(data) / "models" / "stories260K"
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> list[dict[str, object]]:
     """Print a row for each form of cache: nats per token of each text, and their rise."""
     torch.set_num_threads(1)  # Matrices this small gain nothing from more.
     subjects = [demo_subject(options.texts, options.tokens)]
@@ -134,8 +131,7 @@ def run(options: argparse.Namespace) -> None:
             {"cache": form.name, "text": subject.name, "nats_per_token": nats}
             for subject, nats in zip(subjects, losses, strict=True)
         ]
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    return rows
 
 
 def demo_subject(texts: Path | None = None, num_tokens: int = 4096) -> Subject:

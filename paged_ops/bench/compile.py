@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -37,15 +36,13 @@ class Compiled(NamedTuple):
     missed_bytes: Callable[[], int]
 
 
-def add_parser(benchmarks: Any) -> None:
-    """Add this benchmark's command line to the program's."""
-    parser = benchmarks.add_parser("compile", help=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
     parser.add_argument("--samples", type=int, default=31, help="timed calls per candidate")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    parser.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> dict[str, list[dict[str, object]]]:
     """Time steps of every model, then one write and attention on pools reached in many ways.
 
     Processor time of one thread: what others do on the machine is not in it.
@@ -59,9 +56,7 @@ def run(options: argparse.Namespace) -> None:
             for name, (config, dtype) in MODELS.items()
             for row in _steps(name, config, dtype, options.samples)
         ]
-        clones = _clones(options.samples)
-    if options.json is not None:
-        options.json.write_text(json.dumps({"steps": steps, "clones": clones}, indent=2) + "\n")
+        return {"steps": steps, "clones": _clones(options.samples)}
 
 
 def compiled(function: Callable[..., Any], backend: str = "inductor") -> Compiled:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,13 +31,11 @@ the row's over bfloat16's, "% limit" the time of reading the same blocks in the 
 over the row's."""
 
 
-def add_parser(benchmarks: Any) -> None:
-    """Add this benchmark's command line to the program's."""
-    parser = benchmarks.add_parser("quantised", help="decode over 8-bit caches, and MLA")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
     parser.add_argument("--samples", type=int, default=9, help="timed calls of each candidate")
     parser.add_argument("--block-size", type=int, default=32, help="tokens per block")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    parser.set_defaults(run=run)
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Timed:
 
 
 @torch.inference_mode()
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     """Time each decode workload over each cache dtype, then MLA, each beside its limit."""
     about = describe()
     print(f"{about['machine']}, {about['threads']} threads, {about['date']}")
@@ -66,9 +63,8 @@ def run(options: argparse.Namespace) -> None:
         calls = {cache: each.call for cache, each in timed.items()}
         seconds = interleaved_medians(calls | limits, options.samples, flush)
         rows += _report(name, timed, seconds)
-    if options.json is not None:
-        settings = {"block_size": options.block_size, "samples": options.samples}
-        options.json.write_text(json.dumps({**about, **settings, "results": rows}, indent=2) + "\n")
+    settings = {"block_size": options.block_size, "samples": options.samples}
+    return {**about, **settings, "results": rows}
 
 
 def _report(name: str, timed: dict[str, Timed], seconds: dict[str, float]) -> list[dict[str, Any]]:

@@ -1,9 +1,8 @@
-"""The command line of the benchmark, and the benchmark itself."""
+"""``python -m paged_ops.bench attention``: attention against its peers and the machine's limits."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,11 +27,8 @@ _USUAL_PEERS = [name for name, peer in PEERS.items() if not peer.on_request]
 _NAMES = [*(workload.name for workload in (*WORKLOADS, *WRITES)), *CURVES]
 
 
-def add_parser(benchmarks: Any) -> None:
-    """Add this benchmark's command line to the program's."""
-    parser = benchmarks.add_parser(
-        "attention", help="attention against its peers and the machine's limits"
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
     parser.add_argument("--samples", type=int, default=9, help="timed calls of each candidate")
     parser.add_argument("--block-size", type=int, default=32, help="tokens per block")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=_NAMES, help=", ".join(_NAMES))
@@ -46,10 +42,9 @@ def add_parser(benchmarks: Any) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--png", type=Path, metavar="FOLDER", help="write pictures there")
-    parser.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     """Time every chosen workload and print a row for each, as it is done."""
     peers, absent = present({name: PEERS[name] for name in options.peers})
     about = describe()
@@ -60,13 +55,11 @@ def run(options: argparse.Namespace) -> None:
         print(f"{name} left out: {reason}")
     print(f"\n{LEGEND}\n")
     results, curves = _measure(options, peers)
-    if options.json is not None:
-        settings = {"block_size": options.block_size, "samples": options.samples}
-        rows = [*results, *(result for curve in curves.values() for result in curve)]
-        content = {**about, **settings, "absent": absent, "results": [r.as_dict() for r in rows]}
-        options.json.write_text(json.dumps(content, indent=2) + "\n")
     if options.png is not None:
         _draw(options.png, results, curves)
+    settings = {"block_size": options.block_size, "samples": options.samples}
+    rows = [*results, *(result for curve in curves.values() for result in curve)]
+    return {**about, **settings, "absent": absent, "results": [r.as_dict() for r in rows]}
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""The command line of the benchmark, and the benchmark itself."""
+"""``python -m paged_ops.bench serving``: the paged cache against transformers' contiguous ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ if TYPE_CHECKING:
     from paged_ops.bench.serving.outcome import Outcome
 
 
-def add_parser(benchmarks: Any) -> None:
-    """Add this benchmark's command line to the program's."""
-    parser = benchmarks.add_parser(
-        "serving", help="the paged cache against transformers' contiguous caches"
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
 
     def add(flag: str, default: int, what: str) -> None:
         parser.add_argument(flag, type=int, default=default, help=f"{what} (default: {default})")
@@ -35,7 +32,6 @@ def add_parser(benchmarks: Any) -> None:
     add("--steps", 64, "decode steps there")
     add("--threads", torch.get_num_threads(), "threads of torch")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="write JSON and PNG files")
-    parser.set_defaults(run=run)
 
 
 @torch.inference_mode()
