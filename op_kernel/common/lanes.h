@@ -14,6 +14,14 @@ constexpr int64_t kGranuleBytes = 32;
 
 __aicore__ inline void Barrier() { AscendC::PipeBarrier<PIPE_V>(); }
 
+// Memory for as long as the kernel runs: `count` elements. It is the pipe's, not that of the TBuf.
+template <typename T, AscendC::TPosition position = AscendC::TPosition::VECCALC>
+__aicore__ inline AscendC::LocalTensor<T> NewBuffer(AscendC::TPipe* pipe, int64_t count) {
+  AscendC::TBuf<position> buffer;
+  pipe->InitBuffer(buffer, static_cast<uint32_t>(count * sizeof(T)));
+  return buffer.template Get<T>();
+}
+
 // lanes[i] = value, the other lanes unchanged. Writes of one granule must not overtake each other.
 __aicore__ inline void SetLane(const AscendC::LocalTensor<float>& lanes, int64_t i, float value) {
   uint64_t mask[2] = {1ULL << i, 0};

@@ -74,24 +74,19 @@ class AttentionSoftmax {
   // softmax_ub_bytes.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
     pipe->InitBuffer(rows_out_, kPartBuffers, tiling_->part_elements * sizeof(T));
-    pipe->InitBuffer(folds_buffer_, 2 * kSlabKeys * most_rows_ * sizeof(float));
-    pipe->InitBuffer(total_buffer_, most_rows_ * value_dim_ * sizeof(float));
-    pipe->InitBuffer(lanes_buffer_, kNumLaneBuffers * kRepeatLanes * sizeof(float));
-    pipe->InitBuffer(factor_buffer_, kRepeatLanes * kGranule * sizeof(float));
-    pipe->InitBuffer(constants_buffer_, 2 * kGranule * sizeof(float));
-    const Float lanes = lanes_buffer_.template Get<float>();
-    total_ = {lanes, lanes[kRepeatLanes], total_buffer_.template Get<float>()};
+    const Float folds = NewBuffer<float>(pipe, 2 * kSlabKeys * most_rows_);
+    const Float acc = NewBuffer<float>(pipe, most_rows_ * value_dim_);
+    const Float lanes = NewBuffer<float>(pipe, kNumLaneBuffers * kRepeatLanes);
+    total_ = {lanes, lanes[kRepeatLanes], acc};
     scratch_ = {lanes[2 * kRepeatLanes], lanes[3 * kRepeatLanes], lanes[4 * kRepeatLanes],
-                factor_buffer_.template Get<float>()};
+                NewBuffer<float>(pipe, kRepeatLanes * kGranule)};
     shift_lanes_ = lanes[5 * kRepeatLanes];
     for (int64_t i = 0; i < kExchangeBuffers; ++i) {
       max_[i] = lanes[(6 + 2 * i) * kRepeatLanes];
       sum_[i] = lanes[(7 + 2 * i) * kRepeatLanes];
     }
-    const Float constants = constants_buffer_.template Get<float>();
-    scale_granule_ = constants;
-    cap_granule_ = constants[kGranule];
-    const Float folds = folds_buffer_.template Get<float>();
+    scale_granule_ = NewBuffer<float>(pipe, 2 * kGranule);
+    cap_granule_ = scale_granule_[kGranule];
     maxima_.Init(folds);
     sums_.Init(folds[kSlabKeys * most_rows_]);
   }
@@ -464,11 +459,6 @@ class AttentionSoftmax {
   PieceStates piece_states_;
 
   AscendC::TQue<AscendC::TPosition::VECOUT, kPartBuffers> rows_out_;  // weights, and rows of output
-  AscendC::TBuf<AscendC::TPosition::VECCALC> folds_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> total_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> lanes_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> factor_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> constants_buffer_;
   Float max_[kExchangeBuffers];  // of the pieces in flight, a lane per row
   Float sum_[kExchangeBuffers];
   Float shift_lanes_;     // of the step that is weighed

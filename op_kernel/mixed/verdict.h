@@ -41,9 +41,8 @@ class Finiteness {
   __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t width) {
     width_ = static_cast<int32_t>(width);
     columns_ = (width + kRepeatLanes - 1) / kRepeatLanes;
-    pipe->InitBuffer(zeros_buffer_, 2 * columns_ * kRepeatLanes * sizeof(float));
+    zeros_ = NewBuffer<float>(pipe, 2 * columns_ * kRepeatLanes);
     pipe->InitBuffer(verdict_out_, 1, kGranuleBytes);
-    zeros_ = zeros_buffer_.Get<float>();
     products_ = zeros_[columns_ * kRepeatLanes];
     AscendC::Duplicate(zeros_, 0.0f, static_cast<int32_t>(columns_ * kRepeatLanes));
     Barrier();
@@ -73,7 +72,6 @@ class Finiteness {
   }
 
  private:
-  AscendC::TBuf<AscendC::TPosition::VECCALC> zeros_buffer_;
   AscendC::TQue<AscendC::TPosition::VECOUT, 1> verdict_out_;
   AscendC::LocalTensor<float> zeros_;  // sums of products with 0
   AscendC::LocalTensor<float> products_;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from paged_ops.bench.attention.measure import (
 from paged_ops.bench.attention.report import LEGEND, Table, notes
 from paged_ops.bench.attention.result import Result
 from paged_ops.bench.peers import PEERS, Peer
-from paged_ops.bench.timing import Flusher
+from paged_ops.bench.timing import Flusher, interleaved_medians
 from paged_ops.bench.workloads import CURVES, WORKLOADS, WRITES, Workload
 
 _USUAL_PEERS = [name for name, peer in PEERS.items() if not peer.on_request]
@@ -31,14 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line."""
     parser.add_argument("--samples", type=int, default=9, help="timed calls of each candidate")
     parser.add_argument("--block-size", type=int, default=32, help="tokens per block")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=_NAMES, help=", ".join(_NAMES))
+    names, peers = ", ".join(_NAMES), ", ".join(PEERS)
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=_NAMES, help=names)
     parser.add_argument(
         "--peers",
         nargs="+",
         metavar="PEER",
         choices=PEERS,
         default=_USUAL_PEERS,
-        help=f"{', '.join(PEERS)}; by default {', '.join(_USUAL_PEERS)}",
+        help=f"{peers}; by default {', '.join(_USUAL_PEERS)}",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--png", type=Path, metavar="FOLDER", help="write pictures there")
@@ -67,25 +69,25 @@ def _measure(
     options: argparse.Namespace, peers: Mapping[str, Peer]
 ) -> tuple[list[Result], dict[str, list[Result]]]:
     """Run what was asked for: the workloads, and the curves by name."""
-    table, flush = Table([*peers, INDEX_COPY]), Flusher()
+    table = Table([*peers, INDEX_COPY])
+    clock = partial(interleaved_medians, samples=options.samples, flush=Flusher())
     print(table.header())
 
     def rows(measure: Callable[..., Result], workloads: Iterable[Workload]) -> list[Result]:
         found = []
         for workload in workloads:
-            result = measure(workload, peers, options.block_size, options.samples, flush)
+            result = measure(workload, peers, options.block_size, clock)
             print("\n".join([table.row(result), *notes(result)]), flush=True)
             found.append(result)
         return found
 
-    results = rows(measure_attention, _chosen(WORKLOADS, options.only))
-    results += rows(measure_write, _chosen(WRITES, options.only))
-    curves = {name: CURVES[name] for name in CURVES if options.only is None or name in options.only}
+    def is_chosen(name: str) -> bool:
+        return options.only is None or name in options.only
+
+    results = rows(measure_attention, [w for w in WORKLOADS if is_chosen(w.name)])
+    results += rows(measure_write, [w for w in WRITES if is_chosen(w.name)])
+    curves = {name: curve for name, curve in CURVES.items() if is_chosen(name)}
     return results, {name: rows(measure_attention, curve) for name, curve in curves.items()}
-
-
-def _chosen(workloads: Sequence[Workload], names: Sequence[str] | None) -> list[Workload]:
-    return [workload for workload in workloads if names is None or workload.name in names]
 
 
 def _draw(folder: Path, results: Sequence[Result], curves: Mapping[str, Sequence[Result]]) -> None:

@@ -97,8 +97,8 @@ def readings(
     assert size % 256 == 0, size
     threads = torch.get_num_threads()
 
-    def read(order: Tensor) -> None:
-        reader(key_cache.data_ptr(), order.data_ptr(), len(order), size, threads)
+    def read(order: Tensor) -> object:
+        return reader(key_cache.data_ptr(), order.data_ptr(), len(order), size, threads)
 
     return {
         name: partial(read, tables[tables >= 0].long()) for name, tables in block_tables.items()
