@@ -175,11 +175,7 @@ def loss(subject: Subject, form: Form) -> float:
     model, config = subject.model, subject.model.config
     is_quantised = form.granularity is not None
     cache = PagedKVCache(
-        config.num_layers,
-        -(-config.max_positions // BLOCK_SIZE),
-        BLOCK_SIZE,
-        config.num_kv_heads,
-        config.head_dim,
+        *config.pool_shape(-(-config.max_positions // BLOCK_SIZE), BLOCK_SIZE),
         torch.float32 if is_quantised else form.cache_dtype,
         cache_dtype=form.cache_dtype,
         scale_granularity=form.granularity or "token",

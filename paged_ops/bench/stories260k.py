@@ -103,9 +103,7 @@ def load_stories260k(folder: Path) -> LanguageModel:
             weights[f"blocks.{layer}.{name}" if is_of_layer else name] = weight
     model = LanguageModel(config)
     model.load_state_dict(weights, strict=True)
-    model.eval()
-    model.requires_grad_(False)
-    return model
+    return model.eval().requires_grad_(False)
 
 
 def _halves_together(weight: Tensor, head_dim: int) -> Tensor:

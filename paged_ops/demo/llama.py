@@ -68,8 +68,7 @@ def load_llama(folder: Path = FOLDER, dtype: torch.dtype = torch.float32) -> Lla
     theirs.tie_weights()
     for parameter in theirs.parameters():
         parameter.data = parameter.data.to(dtype)  # rotation angles stay float32
-    theirs.eval()
-    theirs.requires_grad_(False)
+    theirs.eval().requires_grad_(False)
     return theirs
 
 

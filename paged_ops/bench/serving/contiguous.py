@@ -50,6 +50,13 @@ def rows_at_longest(jobs: Sequence[Job], num_slots: int, max_length: int) -> int
     return rows
 
 
+WAYS = {
+    "static": (static_cache, rows_at_full_length),
+    "dynamic": (dynamic_cache, rows_at_longest),
+}
+"""The caches, and how many jobs fit each."""
+
+
 def serve(
     model: LlamaForCausalLM,
     jobs: Sequence[Job],
@@ -59,6 +66,7 @@ def serve(
     rows_that_fit: Callable[[Sequence[Job], int, int], int],
 ) -> Outcome:
     """Serve all jobs in batches that fit the memory."""
+    model.set_attn_implementation("sdpa")
     outcome, waiting = Outcome(num_slots), list(jobs)
     start = time.perf_counter()
     while waiting:

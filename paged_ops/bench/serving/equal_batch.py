@@ -66,13 +66,10 @@ def _ways(
     )
     for prompt in prompts:
         engine.submit(list(prompt), num_new)
-    caches = {
-        "dynamic": dynamic_cache(contiguous, length),
-        "static": static_cache(contiguous, length),
-        "PagedCache": PagedCache(paged, num_blocks, block_size),
+    dynamic, static = dynamic_cache(contiguous, length), static_cache(contiguous, length)
+    return {
+        "dynamic": decode(contiguous, prompts, dynamic, num_new),
+        "static": decode(contiguous, prompts, static, num_new),
+        "PagedCache": decode(paged, prompts, PagedCache(paged, num_blocks, block_size), num_new),
+        "engine": engine.run(),
     }
-    runs: dict[str, Iterator[object]] = {
-        name: decode(paged if name == "PagedCache" else contiguous, prompts, cache, num_new)
-        for name, cache in caches.items()
-    }
-    return runs | {"engine": engine.run()}
