@@ -153,15 +153,8 @@ def bisheng() -> Path | None:
 def kernel_lines(compiler: Path, folder: Path) -> list[str]:
     """Return the lines of build.ninja that compile each source of op_kernel to a device binary."""
     home = os.environ["ASCEND_HOME_PATH"]
-    includes = " ".join(
-        f"-I{home}/{path}"
-        for path in (
-            "include",
-            "compiler/tikcpp/tikcfw",
-            "compiler/tikcpp/tikcfw/impl",
-            "compiler/tikcpp/tikcfw/interface",
-        )
-    )
+    tikcfw = f"{home}/compiler/tikcpp/tikcfw"
+    includes = f"-I{home}/include -I{tikcfw} -I{tikcfw}/impl -I{tikcfw}/interface"
     lines = [
         "rule kernel",
         f"  command = {compiler} -x cce --cce-aicore-only -std=c++17 -O2 --npu-arch={NPU_ARCH}"

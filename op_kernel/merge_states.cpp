@@ -46,8 +46,6 @@ class MergeStates {
   }
 
  private:
-  using Float = AscendC::LocalTensor<float>;
-
   __aicore__ inline void Merge(int64_t token, int64_t head, int64_t rows) {
     LoadRows(a_.acc, out_a_, tiling_->out_a, token, head, rows);
     LoadRows(b_.acc, out_b_, tiling_->out_b, token, head, rows);

@@ -105,7 +105,7 @@ class RowOutput {
   }
 
   __aicore__ inline void StoreLse(const Unit& unit, const RowState& state) {
-    AscendC::LocalTensor<float> lse = lse_out_.template AllocTensor<float>();
+    Float lse = lse_out_.template AllocTensor<float>();
     BroadcastLanes(lse, state.max, unit.num_rows);
     Barrier();
     lse_out_.EnQue(lse);
@@ -127,6 +127,6 @@ class RowOutput {
   AscendC::GlobalTensor<float> sinks_;
   AscendC::GlobalTensor<float> lse_;
   AscendC::TQue<AscendC::TPosition::VECOUT, 1> lse_out_;
-  AscendC::LocalTensor<float> sink_lanes_;  // a lane per row
-  AscendC::LocalTensor<float> ones_;
+  Float sink_lanes_;  // a lane per row
+  Float ones_;
 };

@@ -56,7 +56,7 @@ class Alibi {
 
   const AttentionTilingData* tiling_;
   AscendC::GlobalTensor<float> slopes_;
-  AscendC::LocalTensor<float> slope_lanes_;
-  AscendC::LocalTensor<float> distances_;  // of kRepeats repeats: key of the piece - query position
-  AscendC::LocalTensor<float> work_;
+  Float slope_lanes_;
+  Float distances_;  // of kRepeats repeats: key of the piece - query position
+  Float work_;
 };

@@ -319,7 +319,7 @@ class AttentionCube {
     const int64_t rows_at_once = FirstHalf(rows, width);
     for (int64_t row = 0; row < rows; row += rows_at_once) {
       const int64_t pitch = Smaller(rows_at_once, rows - row);
-      const AscendC::LocalTensor<float> half = sums.Use();
+      const Float half = sums.Use();
       const AscendC::FixpipeParamsV220 params(
           static_cast<uint16_t>(width), static_cast<uint16_t>(Smaller(pitch, stored - row)),
           static_cast<uint16_t>(pitch), static_cast<uint32_t>(width), false);

@@ -63,8 +63,6 @@ class AttentionSoftmax {
   }
 
  private:
-  using Float = AscendC::LocalTensor<float>;
-
   // Rows of output that leave at a time.
   __aicore__ inline int64_t OutputRows() const {
     return Smaller(tiling_->part_elements / value_dim_ / kGranule * kGranule, kRepeatLanes);

@@ -34,21 +34,17 @@ class CubeSums {
 
   // Takes a buffer for a half, 0 or 1; the halves end in the order in which they begin.
   __aicore__ inline void Begin(int32_t half) { buffers_[half] = ring_.Fill(); }
-  __aicore__ inline AscendC::LocalTensor<float> Half(int32_t half) const {
-    return At(buffers_[half]);
-  }
+  __aicore__ inline Float Half(int32_t half) const { return At(buffers_[half]); }
   __aicore__ inline void End() { ring_.Filled(); }
 
   // The next complete half.
-  __aicore__ inline AscendC::LocalTensor<float> Use() { return At(ring_.Use()); }
+  __aicore__ inline Float Use() { return At(ring_.Use()); }
   __aicore__ inline void Used() { ring_.Used(); }
 
  private:
-  __aicore__ inline AscendC::LocalTensor<float> At(int32_t buffer) const {
-    return sums_[buffer * kL0cElements];
-  }
+  __aicore__ inline Float At(int32_t buffer) const { return sums_[buffer * kL0cElements]; }
 
   Ring<AscendC::HardEvent::M_FIX, AscendC::HardEvent::FIX_M, first, 2> ring_;
-  AscendC::LocalTensor<float> sums_;
+  Float sums_;
   int32_t buffers_[2];
 };

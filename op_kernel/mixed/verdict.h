@@ -49,7 +49,7 @@ class Finiteness {
   }
 
   // Looks at a row's sums; Keep comes after the next barrier.
-  __aicore__ inline void Look(const AscendC::LocalTensor<float>& sums) {
+  __aicore__ inline void Look(const Float& sums) {
     // 0 * x is 0 or, for an x that isn't finite, NaN, which stays in every sum.
     AscendC::Muls(products_, sums, 0.0f, width_);
   }
@@ -57,7 +57,7 @@ class Finiteness {
 
   // Writes the verdict: 0, or NaN.
   __aicore__ inline void Tell(const AscendC::GlobalTensor<float>& to) {
-    AscendC::LocalTensor<float> verdict = verdict_out_.AllocTensor<float>();
+    Float verdict = verdict_out_.AllocTensor<float>();
     AscendC::Duplicate(verdict, 0.0f, kGranule);
     Barrier();
     for (int64_t c = 1; c < columns_; ++c) {
@@ -73,8 +73,8 @@ class Finiteness {
 
  private:
   AscendC::TQue<AscendC::TPosition::VECOUT, 1> verdict_out_;
-  AscendC::LocalTensor<float> zeros_;  // sums of products with 0
-  AscendC::LocalTensor<float> products_;
+  Float zeros_;  // sums of products with 0
+  Float products_;
   int32_t width_;
   int64_t columns_;  // of 64 lanes
 };

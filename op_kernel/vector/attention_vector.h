@@ -74,8 +74,6 @@ class AttentionVector {
   }
 
  private:
-  using Float = AscendC::LocalTensor<float>;
-
   __aicore__ inline void InitGlobal(const AttentionTensors& tensors) {
     query_.SetGlobalBuffer((__gm__ T*)tensors.query);
     key_cache_.SetGlobalBuffer((__gm__ T*)tensors.key_cache);

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -225,22 +226,22 @@ def train(
         f"learn ({stream_bytes / len(stream):.2f} bytes each), {len(held_out_stream):,} held out"
     )
     started, best = time.monotonic(), math.inf
-    history: list[dict[str, float]] = []
+    config = describe(recipe, architecture, works)
 
     def at_evaluation(step: int, training_loss: float) -> None:
         nonlocal best
         losses = evaluate(model, held_out_stream, held_out_bytes)
-        history.append({"step": step, "training": round(training_loss, 4), **losses})
-        log(f"{time.monotonic() - started:6.0f} s  {json.dumps(history[-1])}")
+        config["history"].append({"step": step, "training": round(training_loss, 4), **losses})
+        log(f"{time.monotonic() - started:6.0f} s  {json.dumps(config['history'][-1])}")
         if losses["nats_per_token"] < best:
             best = losses["nats_per_token"]
             save(model, out)
-            write_config(out, recipe, architecture, works, history)
+            write_config(out, config)
 
     optimise(model, stream, recipe, compiled, at_evaluation)
     results = measure(load_model(out), tokenizer, learnt, held_out)
     results["minutes"] = round((time.monotonic() - started) / 60, 1)
-    write_config(out, recipe, architecture, works, history, results)
+    write_config(out, {**config, "results": results})
     log(json.dumps({name: results[name] for name in ("held_out", "learnt", "minutes")}))
 
 
@@ -264,16 +265,9 @@ def measure(
     }
 
 
-def write_config(
-    folder: Path,
-    recipe: Recipe,
-    architecture: ModelConfig,
-    works: list[Work],
-    history: list[dict[str, float]],
-    results: dict[str, object] | None = None,
-) -> None:
-    """Write ``config.json``: everything a reader needs to judge or to redo the weights."""
-    config = {
+def describe(recipe: Recipe, architecture: ModelConfig, works: list[Work]) -> dict[str, Any]:
+    """Return what ``config.json`` says of a run that begins."""
+    return {
         "architecture": asdict(architecture),
         "training": asdict(recipe),
         "torch": torch.__version__,
@@ -282,9 +276,13 @@ def write_config(
             "held_out": list(HELD_OUT),
             "sha256": {work.file: work.sha256 for work in works},
         },
-        "results": results or {},
-        "history": history,
+        "results": {},
+        "history": [],
     }
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Write ``config.json``: everything a reader needs to judge or to redo the weights."""
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
 
 

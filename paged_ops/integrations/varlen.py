@@ -50,8 +50,7 @@ def enable() -> None:
             raise RuntimeError(
                 f"torch {torch.__version__}: {op} takes {', '.join(unknown)}, which is unknown here"
             )
-        kernel = _written_kernel(names) if "out" in names else _kernel(names)
-        torch.library.register_kernel(op, "cpu", kernel)
+        torch.library.register_kernel(op, "cpu", _kernel(names))
 
 
 def _argument_names(op: str) -> list[str]:
@@ -60,23 +59,15 @@ def _argument_names(op: str) -> list[str]:
     return [argument.name for argument in overload._schema.arguments]
 
 
-def _kernel(names: list[str]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Return the kernel of the op that returns its output."""
+def _kernel(names: list[str]) -> Callable[..., Any]:
+    """Return the kernel of an op: it returns its output, or writes it into the caller's ``out``."""
 
-    def kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        out, lse = _attend(**dict(zip(names, args, strict=False)), **kwargs)
-        return out, lse, torch.zeros(2, dtype=torch.uint64)  # the state of no random numbers
-
-    return kernel
-
-
-def _written_kernel(names: list[str]) -> Callable[..., Tensor]:
-    """Return the kernel of the op that writes its output into a tensor of the caller's."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Tensor:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | kwargs
-        target = given.pop("out")
+        target = given.pop("out", None)
         out, lse = _attend(**given)
+        if target is None:
+            return out, lse, torch.zeros(2, dtype=torch.uint64)  # the state of no random numbers
         if target.shape != out.shape or target.dtype != out.dtype:
             raise ValueError(
                 f"out is {target.dtype} {list(target.shape)}, expected {out.dtype} "
