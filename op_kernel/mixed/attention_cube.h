@@ -93,7 +93,10 @@ class AttentionCube {
         continue;
       }
       const bool ends_one = in_flight_.IsFull();
-      OpenScores(step);
+      if (step.opens_unit) {
+        LoadQueries(step.unit);
+        query_index_ = query_ring_.Use();
+      }
       for (int64_t begin = 0; begin < kCubePiece; begin += tiling_->tile) {
         ScoreTile(step, begin);
         if (ends_one) {
@@ -127,20 +130,6 @@ class AttentionCube {
   }
 
   // ---- scores = keys x queries
-
-  __aicore__ inline void OpenScores(const PieceStep& step) {
-    if (step.opens_unit) {
-      LoadQueries(step.unit);
-      query_index_ = query_ring_.Use();
-    }
-  }
-
-  __aicore__ inline void CloseScores(const PieceStep& step) {
-    if (step.closes_unit) {
-      query_ring_.Used();
-    }
-    AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_FIX>(kScoresReady);
-  }
 
   __aicore__ inline void LoadQueries(const Unit& unit) {
     const AscendC::LocalTensor<T> to = queries_[query_ring_.Fill() * tiling_->max_rows * key_dim_];
@@ -190,7 +179,10 @@ class AttentionCube {
     tile_ring_.Used();
     Store(exchange_.Scores(step.buffer)[(begin + span.first) * rows], scores_, width, width, rows);
     if (begin + tiling_->tile >= step.span.last) {
-      CloseScores(step);
+      if (step.closes_unit) {
+        query_ring_.Used();
+      }
+      AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_FIX>(kScoresReady);
     }
   }
 

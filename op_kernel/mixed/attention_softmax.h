@@ -43,7 +43,10 @@ class AttentionSoftmax {
     finiteness_.Init(pipe, value_dim_);
     alibi_[0].Init(tiling, tensors.alibi_slopes, pipe);
     alibi_[1].Init(tiling, tensors.alibi_slopes, pipe);
-    row_output_.Init(tensors, tiling, pipe, &rows_out_, OutputRows(), most_rows_);
+    // Rows of output that leave at a time.
+    const int64_t rows =
+        Smaller(tiling.part_elements / value_dim_ / kGranule * kGranule, kRepeatLanes);
+    row_output_.Init(tensors, tiling, pipe, &rows_out_, rows, most_rows_);
     GM_ADDR states = tensors.workspace + AscendC::GetBlockNum() * tiling.exchange_bytes;
     piece_states_.Init(tiling, states, pipe, kGranule);
     FillConstants();
@@ -63,11 +66,6 @@ class AttentionSoftmax {
   }
 
  private:
-  // Rows of output that leave at a time.
-  __aicore__ inline int64_t OutputRows() const {
-    return Smaller(tiling_->part_elements / value_dim_ / kGranule * kGranule, kRepeatLanes);
-  }
-
   // op_host's UB budget counts these buffers and those of the members: attention_tiling.cpp,
   // softmax_ub_bytes.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
@@ -155,8 +153,8 @@ class AttentionSoftmax {
     if (weighed_.keys > 0) {
       StoreWeights(weighed_, round);
     }
-    AddSlab(sums_, weighed_, 0);
-    AddSlab(maxima_, scored_, 0);
+    AddInnerSlab(sums_, weighed_, 0);
+    AddInnerSlab(maxima_, scored_, 0);
     Shift(next);
     Fold(products);
     for (int64_t i = 1; i < Larger(CountSlabs(scored_), CountSlabs(weighed_)) - 1; ++i) {
@@ -210,13 +208,7 @@ class AttentionSoftmax {
     }
   }
 
-  template <typename Take>
-  __aicore__ inline void AddSlab(KeyFold<Take>& fold, const ScoreChunk& chunk, int64_t i) {
-    if (i < CountSlabs(chunk)) {
-      fold.AddSlab(chunk, i);
-    }
-  }
-
+  // All but the last one, which AddLastSlabs adds.
   template <typename Take>
   __aicore__ inline void AddInnerSlab(KeyFold<Take>& fold, const ScoreChunk& chunk, int64_t i) {
     if (i < CountSlabs(chunk) - 1) {

@@ -40,7 +40,12 @@ class AttentionVector {
     tiling_ = &tiling;
     key_dim_ = tiling.key.head_dim;
     value_dim_ = tiling.value.head_dim;
-    InitGlobal(tensors);
+    query_.SetGlobalBuffer((__gm__ T*)tensors.query);
+    key_cache_.SetGlobalBuffer((__gm__ T*)tensors.key_cache);
+    value_cache_.SetGlobalBuffer((__gm__ T*)tensors.value_cache);
+    if (tiling.has_alibi_slopes != 0) {
+      alibi_slopes_.SetGlobalBuffer((__gm__ float*)tensors.alibi_slopes);
+    }
     InitBuffers(pipe);
     row_output_.Init(tensors, tiling, pipe, &output_out_, tiling.max_rows, tiling.max_rows);
     piece_states_.Init(tiling, tensors.workspace, pipe, tiling.max_rows);
@@ -74,15 +79,6 @@ class AttentionVector {
   }
 
  private:
-  __aicore__ inline void InitGlobal(const AttentionTensors& tensors) {
-    query_.SetGlobalBuffer((__gm__ T*)tensors.query);
-    key_cache_.SetGlobalBuffer((__gm__ T*)tensors.key_cache);
-    value_cache_.SetGlobalBuffer((__gm__ T*)tensors.value_cache);
-    if (tiling_->has_alibi_slopes != 0) {
-      alibi_slopes_.SetGlobalBuffer((__gm__ float*)tensors.alibi_slopes);
-    }
-  }
-
   // op_host's UB budget counts these buffers and those of row_output_ and piece_states_:
   // attention_tiling.cpp, attention_ub_bytes.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {

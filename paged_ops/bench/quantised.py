@@ -72,30 +72,26 @@ def _report(name: str, timed: dict[str, Timed], seconds: dict[str, float]) -> li
     base = next(iter(timed))
     rows = []
     for cache, each in timed.items():
-        took, limit = seconds[cache], seconds.get(_limit_of(cache))
+        took, limit = seconds[cache], seconds.get(f"reading {cache}")
         figures = {
             "seconds": took,
             "GB/s": each.num_bytes / took / 1e9,
             "speed": seconds[base] / took,
             "bytes": each.num_bytes / timed[base].num_bytes,
         }
-        share = "-" if limit is None else f"{100 * limit / took:.0f}"
+        share = None if limit is None else limit / took
+        percent = "-" if share is None else f"{100 * share:.0f}"
         print(
             f"{name:10} {cache:14} {1e3 * took:8.2f} {figures['GB/s']:6.1f} "
-            f"{figures['speed']:6.2f} {figures['bytes']:6.2f} {share:>8}",
+            f"{figures['speed']:6.2f} {figures['bytes']:6.2f} {percent:>8}",
             flush=True,
         )
-        share_of_limit = None if limit is None else limit / took
-        rows.append({"workload": name, "cache": cache, **figures, "share_of_limit": share_of_limit})
+        rows.append({"workload": name, "cache": cache, **figures, "share_of_limit": share})
     return rows
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _limit_of(cache: str) -> str:
-    return f"reading {cache}"
 
 
 Pools = Iterator[tuple[str, Tensor, Tensor, Any, int]]
@@ -145,7 +141,7 @@ def _candidates(
         _fill(key_cache, value_cache, scales)
         call = partial(attention, query, key_cache, value_cache, tables, seq_lens, **scales)
         timed[name] = Timed(call, sum(lens) * num_bytes)
-        limits |= readings(key_cache, {_limit_of(name): tables})
+        limits |= readings(key_cache, {f"reading {name}": tables})
     return timed, limits
 
 

@@ -21,9 +21,9 @@ class Workload:
     description: str
     seq_lens: tuple[int, ...]
     query_lens: tuple[int, ...]
-    num_heads: int
-    num_kv_heads: int
-    dtype: torch.dtype
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    dtype: torch.dtype = torch.bfloat16
 
     @property
     def kv_bytes(self) -> int:
@@ -51,46 +51,34 @@ def _ragged_lengths(batch: int) -> tuple[int, ...]:
     return tuple(lengths.clamp(16, 4096).int().tolist())
 
 
-_BF16, _F16, _F32 = torch.bfloat16, torch.float16, torch.float32
+_BF16 = torch.bfloat16
 
 
 def _decode(
-    name: str,
-    what: str,
-    lens: tuple[int, ...],
-    num_kv_heads: int = 8,
-    dtype: torch.dtype = _BF16,
+    name: str, what: str, lens: tuple[int, ...], num_kv_heads: int = 8, dtype: torch.dtype = _BF16
 ) -> Workload:
     what = f"decode, {what}, 32/{num_kv_heads} heads"
     return Workload(name, what, lens, (1,) * len(lens), 32, num_kv_heads, dtype)
 
 
-_LENS = (2048,) * 16
+_LENS, _ONES = (2048,) * 16, (1,) * 8
 WORKLOADS = (
     _decode("D0", "1 x 256", (256,)),
     _decode("D1-bf16", "batch 16 x 2048", _LENS, 32),
-    _decode("D1-fp16", "batch 16 x 2048", _LENS, 32, _F16),
-    _decode("D1-fp32", "batch 16 x 2048", _LENS, 32, _F32),
+    _decode("D1-fp16", "batch 16 x 2048", _LENS, 32, torch.float16),
+    _decode("D1-fp32", "batch 16 x 2048", _LENS, 32, torch.float32),
     _decode("D2", "batch 16 x 2048", _LENS),
     _decode("D3", "1 x 32768", (32768,)),
     _decode("D4", "batch 64, ragged", _ragged_lengths(64)),
-    Workload("P1-bf16", "prefill, 1 x 2048, 32/32 heads", (2048,), (2048,), 32, 32, _BF16),
-    Workload("P1-fp32", "prefill, 1 x 2048, 32/32 heads", (2048,), (2048,), 32, 32, _F32),
-    Workload("P2", "chunk of 512 on 4096, 32/8 heads", (4608,), (512,), 32, 8, _BF16),
-    Workload(
-        "M1",
-        "8 decodes x 2048 and a chunk of 256, 32/8 heads",
-        (2048,) * 9,
-        (1,) * 8 + (256,),
-        32,
-        8,
-        _BF16,
-    ),
+    Workload("P1-bf16", "prefill, 1 x 2048, 32/32 heads", (2048,), (2048,), 32, 32),
+    Workload("P1-fp32", "prefill, 1 x 2048, 32/32 heads", (2048,), (2048,), 32, 32, torch.float32),
+    Workload("P2", "chunk of 512 on 4096, 32/8 heads", (4608,), (512,)),
+    Workload("M1", "8 decodes x 2048 and a chunk of 256, 32/8 heads", (2048,) * 9, (*_ONES, 256)),
 )
 
 WRITES = (
-    Workload("W1-32", "write 2048 tokens, 32 KV heads", (2048,), (1,), 32, 32, _BF16),
-    Workload("W1-8", "write 2048 tokens, 8 KV heads", (2048,), (1,), 32, 8, _BF16),
+    Workload("W1-32", "write 2048 tokens, 32 KV heads", (2048,), (1,), 32, 32),
+    Workload("W1-8", "write 2048 tokens, 8 KV heads", (2048,), (1,)),
 )
 """What `write_kv` is timed with; the query is there to look at what was written."""
 

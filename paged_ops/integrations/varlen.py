@@ -13,8 +13,6 @@ from torch import Tensor
 from paged_ops.integrations.runs import as_blocks, run_tables
 from paged_ops.integrations.windows import Keys, Window, attention_in_window
 
-_OPS = ("torch_attn::_varlen_attn", "torch_attn::_varlen_attn_out")
-
 
 def enable() -> None:
     """Serve ``torch.nn.attention.varlen.varlen_attn`` and ``varlen_attn_out`` on CPU tensors.
@@ -43,20 +41,15 @@ def enable() -> None:
     torch.Size([4, 2, 32])
     """
     served = {*inspect.signature(_attend).parameters, "out"}
-    for op in _OPS:
-        names = _argument_names(op)
+    for op in (torch.ops.torch_attn._varlen_attn, torch.ops.torch_attn._varlen_attn_out):
+        names = [argument.name for argument in op.default._schema.arguments]
         unknown = sorted(set(names) - served)
         if unknown:
             raise RuntimeError(
-                f"torch {torch.__version__}: {op} takes {', '.join(unknown)}, which is unknown here"
+                f"torch {torch.__version__}: {op.default.name()} takes {', '.join(unknown)}, "
+                f"which is unknown here"
             )
-        torch.library.register_kernel(op, "cpu", _kernel(names))
-
-
-def _argument_names(op: str) -> list[str]:
-    namespace, name = op.split("::")
-    overload = getattr(getattr(torch.ops, namespace), name).default
-    return [argument.name for argument in overload._schema.arguments]
+        torch.library.register_kernel(op.default, "cpu", _kernel(names))
 
 
 def _kernel(names: list[str]) -> Callable[..., Any]:

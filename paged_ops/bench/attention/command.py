@@ -18,6 +18,7 @@ from paged_ops.bench.attention.measure import (
     measure_write,
     present,
 )
+from paged_ops.bench.attention.pictures import draw_curves, draw_workloads
 from paged_ops.bench.attention.report import LEGEND, Table, notes
 from paged_ops.bench.attention.result import Result
 from paged_ops.bench.peers import PEERS, Peer
@@ -95,8 +96,6 @@ def _draw(folder: Path, results: Sequence[Result], curves: Mapping[str, Sequence
     if find_spec("matplotlib") is None:
         print("\nno pictures: matplotlib is missing; install paged-ops[plots]")
         return
-    from paged_ops.bench.attention.pictures import draw_curves, draw_workloads
-
     folder.mkdir(parents=True, exist_ok=True)
     if results:
         draw_workloads(folder / "attention.png", results)

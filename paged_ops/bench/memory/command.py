@@ -150,7 +150,6 @@ def _write(folder: Path, tables: dict[str, Sequence[Row]]) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         print("\nno pictures: matplotlib is missing; install paged-ops[plots]")
         return
-    drawers: dict[str, Callable[..., None]] = {"usage": draw_usage, "reuse": draw_reuse}
-    for name, draw in drawers.items():
+    for name, draw in (("usage", draw_usage), ("reuse", draw_reuse)):
         if tables[name]:
             draw(folder / f"memory-{name}.png", tables[name])

@@ -73,22 +73,20 @@ def serve(
         rows = rows_that_fit(waiting, num_slots, max_length)
         batch, waiting = waiting[:rows], waiting[rows:]
         outcome.most_running = max(outcome.most_running, rows)
-        _run_batch(model, batch, new_cache(model, max_length), outcome, start)
+        steps = decode(
+            model,
+            [job.prompt for job in batch],
+            new_cache(model, max_length),
+            max(job.num_new for job in batch),
+        )
+        for done, _ in enumerate(steps, 1):
+            if done == 1:
+                outcome.first_token_seconds += [time.perf_counter() - start] * len(batch)
+            unfinished = [job for job in batch if done <= job.num_new]
+            outcome.tokens += len(unfinished)
+            outcome.live.append(sum(len(job.prompt) + done - 1 for job in unfinished))
     outcome.seconds = time.perf_counter() - start
     return outcome
-
-
-def _run_batch(
-    model: LlamaForCausalLM, batch: Sequence[Job], cache: Cache, outcome: Outcome, start: float
-) -> None:
-    """Run one batch to the end of its longest answer."""
-    steps = decode(model, [job.prompt for job in batch], cache, max(job.num_new for job in batch))
-    for done, _ in enumerate(steps, 1):
-        if done == 1:
-            outcome.first_token_seconds += [time.perf_counter() - start] * len(batch)
-        unfinished = [job for job in batch if done <= job.num_new]
-        outcome.tokens += len(unfinished)
-        outcome.live.append(sum(len(job.prompt) + done - 1 for job in unfinished))
 
 
 def decode(

@@ -35,28 +35,7 @@ def speeds(
     block_size : int
         Tokens per block of the paged caches.
     """
-    ways = _ways(build(), build(), prompts, num_new, block_size)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for steps in ways.values():
-        next(steps)
-    for _ in range(num_new - 1):
-        for name, steps in ways.items():
-            start = time.perf_counter()
-            next(steps)
-            seconds[name].append(time.perf_counter() - start)
-    return {
-        name: len(prompts) / statistics.quantiles(each, n=4)[0] for name, each in seconds.items()
-    }
-
-
-def _ways(
-    contiguous: LlamaForCausalLM,
-    paged: LlamaForCausalLM,
-    prompts: Sequence[Sequence[int]],
-    num_new: int,
-    block_size: int,
-) -> dict[str, Iterator[object]]:
-    """Return the runs: each takes the prefill first, and then step after step."""
+    contiguous, paged = build(), build()
     register()
     contiguous.set_attn_implementation("sdpa")
     length = len(prompts[0]) + num_new
@@ -67,9 +46,20 @@ def _ways(
     for prompt in prompts:
         engine.submit(list(prompt), num_new)
     dynamic, static = dynamic_cache(contiguous, length), static_cache(contiguous, length)
-    return {
+    ways: dict[str, Iterator[object]] = {
         "dynamic": decode(contiguous, prompts, dynamic, num_new),
         "static": decode(contiguous, prompts, static, num_new),
         "PagedCache": decode(paged, prompts, PagedCache(paged, num_blocks, block_size), num_new),
         "engine": engine.run(),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for steps in ways.values():
+        next(steps)
+    for _ in range(num_new - 1):
+        for name, steps in ways.items():
+            start = time.perf_counter()
+            next(steps)
+            seconds[name].append(time.perf_counter() - start)
+    return {
+        name: len(prompts) / statistics.quantiles(each, n=4)[0] for name, each in seconds.items()
     }
