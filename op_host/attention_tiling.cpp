@@ -213,11 +213,10 @@ LaunchPlan<AttentionTilingData> plan_mixed(AttentionTilingData tiling, Dtype dty
 }  // namespace
 
 int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, const AttentionStep& step) {
-  int64_t bytes = 0;
-  bytes += 2 * step.rows * head_dim * kHalf;  // queries, twice
-  // keys, or values and weights, four times
-  bytes += 4 * step.tile * std::max(head_dim, head_dim_v + step.rows) * kHalf;
-  return bytes;
+  const int64_t queries = 2 * step.rows * head_dim;
+  // Keys, or values and weights.
+  const int64_t tiles = 4 * step.tile * std::max(head_dim, head_dim_v + step.rows);
+  return (queries + tiles) * kHalf;
 }
 
 int64_t softmax_ub_bytes(int64_t head_dim_v, const AttentionStep& step, int64_t buffers,

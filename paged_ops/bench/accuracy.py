@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,11 +50,7 @@ class Form(NamedTuple):
 FORMS = (
     Form(torch.float32),
     Form(torch.bfloat16),
-    *(
-        Form(dtype, granularity)
-        for dtype in QUANTISED_DTYPES
-        for granularity in GRANULARITIES[::-1]
-    ),
+    *itertools.starmap(Form, itertools.product(QUANTISED_DTYPES, GRANULARITIES[::-1])),
 )
 
 
@@ -90,20 +87,14 @@ class Subject:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line."""
+    data = os.environ.get("PAGED_TEST_DATA")
+    stories = None if data is None else Path(data, "models", "stories260K")
     parser.add_argument(
         "--texts", type=Path, metavar="FOLDER", help="whole held-out plays, as demo.train reads"
     )
     parser.add_argument("--tokens", type=int, default=4096, help="of those plays: %(default)s")
-    parser.add_argument(
-        "--stories260k", type=Path, metavar="FOLDER", default=default_stories(), help=MODEL
-    )
+    parser.add_argument("--stories260k", type=Path, metavar="FOLDER", default=stories, help=MODEL)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-
-
-def default_stories() -> Path | None:
-    """Return the folder of stories260K that the environment names, if it does."""
-    data = os.environ.get("PAGED_TEST_DATA")
-    return None if data is None else Path(data) / "models" / "stories260K"
 
 
 def run(options: argparse.Namespace) -> list[dict[str, object]]:
@@ -174,8 +165,9 @@ def loss(subject: Subject, form: Form) -> float:
     """
     model, config = subject.model, subject.model.config
     is_quantised = form.granularity is not None
+    shape = config.pool_shape(-(-config.max_positions // BLOCK_SIZE), BLOCK_SIZE)
     cache = PagedKVCache(
-        *config.pool_shape(-(-config.max_positions // BLOCK_SIZE), BLOCK_SIZE),
+        *shape,
         torch.float32 if is_quantised else form.cache_dtype,
         cache_dtype=form.cache_dtype,
         scale_granularity=form.granularity or "token",

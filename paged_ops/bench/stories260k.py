@@ -113,13 +113,9 @@ def encode(text: str, folder: Path) -> list[int]:
         joined = [a + b for a, b in itertools.pairwise(pieces)]
         best = max(range(len(joined)), key=lambda i: scores.get(joined[i], -torch.inf))
         if joined[best] not in scores:
-            return [BOS, *(ids[_as_token(piece, ids)] for piece in pieces)]
+            # What has no token of its own is a byte.
+            return [BOS, *(ids[p if p in ids else f"<0x{ord(p):02X}>"] for p in pieces)]
         pieces[best : best + 2] = [joined[best]]
-
-
-def _as_token(piece: str, ids: dict[str, int]) -> str:
-    """Return the name of a piece; what has no token of its own is a byte."""
-    return piece if piece in ids else f"<0x{ord(piece):02X}>"
 
 
 def _read_tokens(path: Path) -> dict[str, float]:

@@ -15,13 +15,8 @@ _NAMES = {  # of the parameters: a part of ours, a part of transformers'
     "blocks.": "model.layers.",
     "attention_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
-    "q_proj": "self_attn.q_proj",
-    "k_proj": "self_attn.k_proj",
-    "v_proj": "self_attn.v_proj",
-    "o_proj": "self_attn.o_proj",
-    "gate_proj": "mlp.gate_proj",
-    "up_proj": "mlp.up_proj",
-    "down_proj": "mlp.down_proj",
+    **{f"{name}_proj": f"self_attn.{name}_proj" for name in "qkvo"},
+    **{f"{name}_proj": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
 
 

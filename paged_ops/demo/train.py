@@ -18,6 +18,7 @@ lowest held-out loss) and ``config.json`` (architecture, flags, the files' diges
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -174,20 +175,16 @@ def optimise(
             return F.cross_entropy(logits, targets)
 
     step_loss: Callable[[Tensor, Tensor], Tensor] = torch.compile(loss_of) if compiled else loss_of
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() == 1]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.dim() > 1]},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": recipe.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
-        betas=(0.9, 0.98),
-        fused=True,
+        groups, betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
     )
     training_loss = 0.0  # running mean over about 50 steps
-    for step, (inputs, targets) in zip(
-        range(recipe.steps), batches(stream, recipe, length), strict=False
-    ):
+    windows = itertools.islice(batches(stream, recipe, length), recipe.steps)
+    for step, (inputs, targets) in enumerate(windows):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(step, recipe)
         loss = step_loss(inputs, targets)

@@ -97,19 +97,13 @@ def _attend(
     elif cu_seq_k is None:
         raise ValueError("cu_seq_k is None, expected offsets: block_table is None")
     else:
-        seq_lens = _used(cu_seq_k.diff(), seqused_k)
+        there = cu_seq_k.diff()
+        seq_lens = there if seqused_k is None else seqused_k
+        if seq_lens.shape != there.shape or bool((seq_lens > there).any()):
+            raise ValueError(
+                f"seqused_k is {seq_lens.tolist()}, expected at most {there.tolist()}, as cu_seq_k"
+            )
         tables = run_tables(cu_seq_k[:-1], seq_lens)
         keys = Keys(as_blocks(key), as_blocks(value), tables, seq_lens)
     out, lse = attention_in_window(query, cu_seq_q, keys, window, {"scale": scale})
     return out, lse.t().contiguous()
-
-
-def _used(seq_lens: Tensor, seqused_k: Tensor | None) -> Tensor:
-    """Return how many keys of each sequence count."""
-    if seqused_k is None:
-        return seq_lens
-    if seqused_k.shape != seq_lens.shape or bool((seqused_k > seq_lens).any()):
-        raise ValueError(
-            f"seqused_k is {seqused_k.tolist()}, expected at most {seq_lens.tolist()}, as cu_seq_k"
-        )
-    return seqused_k

@@ -66,14 +66,10 @@ def _model(workload: Workload) -> Any:
 
     kind, integer = _kind(workload.dtype), openvino.Type.i32
     heads = workload.num_kv_heads
-    cache = [-1, heads, _BLOCK_SIZE, HEAD_DIM]
-    rows = [heads * HEAD_DIM, heads * HEAD_DIM]
+    cache = openvino.PartialShape([-1, heads, _BLOCK_SIZE, HEAD_DIM])
     given = [opset13.parameter([-1, workload.num_heads * HEAD_DIM], kind, name="query")]
-    given += [opset13.parameter([-1, row], kind) for row in rows]
-    given += [
-        opset13.parameter(openvino.PartialShape(cache), kind, name=name)
-        for name in ("key_cache", "value_cache")
-    ]
+    given += [opset13.parameter([-1, heads * HEAD_DIM], kind) for _ in ("key", "value")]
+    given += [opset13.parameter(cache, kind, name=name) for name in ("key_cache", "value_cache")]
     names = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
     given += [opset13.parameter([-1], integer, name=name) for name in names]
     longest = opset13.parameter([], integer, name="max_context_len")

@@ -61,10 +61,6 @@ def _writer(inputs: Inputs, caches: Tensor) -> Call:
     return filling(caches, op, *rows, *caches.chunk(2, dim=2), slots, hint)
 
 
-def _write(inputs: Inputs) -> Call:
-    return _writer(inputs, _caches(inputs))
-
-
 def _attention(inputs: Inputs) -> Call:
     work, ops = inputs.workload, torch.ops._C
     hint = _isa(work.dtype, inputs.key_cache.shape[1])
@@ -92,4 +88,4 @@ def _attention(inputs: Inputs) -> Call:
     return filling(output, ops.cpu_attention_with_kv_cache, *tensors, *options)
 
 
-PEER = Peer(PACKAGE, absence, _attention, _write)
+PEER = Peer(PACKAGE, absence, _attention, lambda inputs: _writer(inputs, _caches(inputs)))

@@ -73,12 +73,8 @@ def serve(
         rows = rows_that_fit(waiting, num_slots, max_length)
         batch, waiting = waiting[:rows], waiting[rows:]
         outcome.most_running = max(outcome.most_running, rows)
-        steps = decode(
-            model,
-            [job.prompt for job in batch],
-            new_cache(model, max_length),
-            max(job.num_new for job in batch),
-        )
+        prompts, num_new = [job.prompt for job in batch], max(job.num_new for job in batch)
+        steps = decode(model, prompts, new_cache(model, max_length), num_new)
         for done, _ in enumerate(steps, 1):
             if done == 1:
                 outcome.first_token_seconds += [time.perf_counter() - start] * len(batch)
