@@ -153,25 +153,17 @@ def bisheng() -> Path | None:
 def kernel_lines(compiler: Path, folder: Path) -> list[str]:
     """Return the lines of build.ninja that compile each source of op_kernel to a device binary."""
     home = os.environ["ASCEND_HOME_PATH"]
-    includes = " ".join(
-        f"-I{home}/{path}"
-        for path in (
-            "include",
-            "compiler/tikcpp/tikcfw",
-            "compiler/tikcpp/tikcfw/impl",
-            "compiler/tikcpp/tikcfw/interface",
-        )
-    )
-    lines = [
+    tikcfw = f"{home}/compiler/tikcpp/tikcfw"
+    includes = f"-I{home}/include -I{tikcfw} -I{tikcfw}/impl -I{tikcfw}/interface"
+    rule = [
         "rule kernel",
         f"  command = {compiler} -x cce --cce-aicore-only -std=c++17 -O2 --npu-arch={NPU_ARCH}"
         f" -I{OP_KERNEL} {includes} -MD -MF $out.d -c $in -o $out",
         "  depfile = $out.d",
         "  deps = gcc",
     ]
-    for source in sorted(OP_KERNEL.glob("*.cpp")):
-        lines.append(f"build {folder / source.stem}.o: kernel {source}")
-    return lines
+    sources = sorted(OP_KERNEL.glob("*.cpp"))
+    return rule + [f"build {folder / source.stem}.o: kernel {source}" for source in sources]
 
 
 def ninja_file(found: list[Unit], library: Path, torch_dir: Path) -> str:

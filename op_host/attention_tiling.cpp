@@ -61,9 +61,9 @@ AttentionStep choose_step(int64_t head_dim, int64_t head_dim_v, int64_t element_
 }
 
 // Rows of one vector core of a group.
-int64_t share_of(const CubeStep& step) { return std::max(step.rows / 2, kSide); }
+int64_t share_of(const AttentionStep& step) { return std::max(step.rows / 2, kSide); }
 
-bool fits_cube(int64_t head_dim, int64_t head_dim_v, const CubeStep& step) {
+bool fits_cube(int64_t head_dim, int64_t head_dim_v, const AttentionStep& step) {
   const int64_t l0 = step.tile * std::max(step.rows, kSide) * kHalf;
   const int64_t l0c = step.rows * std::max(step.tile, head_dim_v) * kFloat;
   return l0 <= kL0Bytes / 2 && l0c <= kL0cBytes / 2 &&
@@ -135,11 +135,12 @@ int64_t equal_parts(int64_t width, int64_t most) {
 // The largest step of the cube, up to the rows that there are, that fits all its memories and the
 // vector cores' unified buffer, or nothing. More rows cross fewer keys and values from GM to L1, so
 // rows go first. Whether there is one doesn't depend on the rows.
-std::optional<CubeStep> choose_cube_step(int64_t head_dim, int64_t head_dim_v, int64_t num_rows) {
+std::optional<AttentionStep> choose_cube_step(int64_t head_dim, int64_t head_dim_v,
+                                              int64_t num_rows) {
   for (int64_t rows = kMostCubeRows; rows >= kSide; rows /= 2) {
     if (rows > kSide && rows / 2 >= num_rows) continue;
     for (int64_t tile = kMostCubeTile; tile >= kSide; tile /= 2) {
-      const CubeStep step = {rows, tile};
+      const AttentionStep step = {rows, tile};
       if (fits_cube(head_dim, head_dim_v, step)) return step;
     }
   }
@@ -165,7 +166,7 @@ int64_t part_elements(int64_t head_dim_v) {
 }
 
 // As many as fit, beside the states on their way in: queues have 8 buffers at one place.
-int64_t chunk_buffers(const AttentionTilingData& tiling, const CubeStep& step) {
+int64_t chunk_buffers(const AttentionTilingData& tiling, const AttentionStep& step) {
   int64_t buffers = tiling.split ? kMostChunkBuffers - 1 : kMostChunkBuffers;
   while (buffers > kLeastChunkBuffers &&
          softmax_ub_bytes(tiling.value.head_dim, step, buffers, tiling.has_alibi_slopes != 0,
@@ -187,7 +188,7 @@ bool splits_on_groups(const AttentionTilingData& tiling, const Soc& soc) {
 
 LaunchPlan<AttentionTilingData> plan_mixed(AttentionTilingData tiling, Dtype dtype,
                                            const Soc& soc) {
-  const CubeStep step =
+  const AttentionStep step =
       *choose_cube_step(tiling.key.head_dim, tiling.value.head_dim, most_rows(tiling));
   tiling.max_rows = step.rows;
   tiling.tile = step.tile;
@@ -211,16 +212,15 @@ LaunchPlan<AttentionTilingData> plan_mixed(AttentionTilingData tiling, Dtype dty
 
 }  // namespace
 
-int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, const CubeStep& step) {
-  int64_t bytes = 0;
-  bytes += 2 * step.rows * head_dim * kHalf;  // queries, twice
-  // keys, or values and weights, four times
-  bytes += 4 * step.tile * std::max(head_dim, head_dim_v + step.rows) * kHalf;
-  return bytes;
+int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, const AttentionStep& step) {
+  const int64_t queries = 2 * step.rows * head_dim;
+  // Keys, or values and weights.
+  const int64_t tiles = 4 * step.tile * std::max(head_dim, head_dim_v + step.rows);
+  return (queries + tiles) * kHalf;
 }
 
-int64_t softmax_ub_bytes(int64_t head_dim_v, const CubeStep& step, int64_t buffers, bool has_alibi,
-                         bool split) {
+int64_t softmax_ub_bytes(int64_t head_dim_v, const AttentionStep& step, int64_t buffers,
+                         bool has_alibi, bool split) {
   const int64_t share = share_of(step);
   const int64_t columns = ceil_div(head_dim_v, kRepeatLanes) * kRepeatLanes;
   const int64_t part = part_elements(head_dim_v);

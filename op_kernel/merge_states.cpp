@@ -25,15 +25,12 @@ class MergeStates {
     pipe->InitBuffer(rows_in_, 2, kMaxRows * width_ * sizeof(T));
     pipe->InitBuffer(rows_out_, 2, kMaxRows * width_ * sizeof(T));
     pipe->InitBuffer(lse_out_, 2, kMaxRows * kGranule * sizeof(float));
-    pipe->InitBuffer(acc_buffer_, 2 * kMaxRows * width_ * sizeof(float));
-    pipe->InitBuffer(lanes_buffer_, kNumLaneBuffers * kMaxRows * sizeof(float));
-    pipe->InitBuffer(factor_buffer_, kMaxRows * kGranule * sizeof(float));
-    const Float acc = acc_buffer_.Get<float>();
-    const Float lanes = lanes_buffer_.Get<float>();
+    const Float acc = NewBuffer<float>(pipe, 2 * kMaxRows * width_);
+    const Float lanes = NewBuffer<float>(pipe, kNumLaneBuffers * kMaxRows);
     a_ = {lanes, lanes[kMaxRows], acc};
     b_ = {lanes[2 * kMaxRows], lanes[3 * kMaxRows], acc[kMaxRows * width_]};
     scratch_ = {lanes[4 * kMaxRows], lanes[5 * kMaxRows], lanes[6 * kMaxRows],
-                factor_buffer_.Get<float>()};
+                NewBuffer<float>(pipe, kMaxRows * kGranule)};
     AscendC::Duplicate(lanes, 0.0f, kNumLaneBuffers * kMaxRows);
     Barrier();
   }
@@ -49,8 +46,6 @@ class MergeStates {
   }
 
  private:
-  using Float = AscendC::LocalTensor<float>;
-
   __aicore__ inline void Merge(int64_t token, int64_t head, int64_t rows) {
     LoadRows(a_.acc, out_a_, tiling_->out_a, token, head, rows);
     LoadRows(b_.acc, out_b_, tiling_->out_b, token, head, rows);
@@ -151,9 +146,6 @@ class MergeStates {
   AscendC::TQue<AscendC::TPosition::VECIN, 2> rows_in_;
   AscendC::TQue<AscendC::TPosition::VECOUT, 2> rows_out_;
   AscendC::TQue<AscendC::TPosition::VECOUT, 2> lse_out_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> acc_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> lanes_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> factor_buffer_;
   RowState a_;
   RowState b_;
   RowScratch scratch_;

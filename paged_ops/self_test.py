@@ -53,11 +53,14 @@ def self_test() -> Iterator[Finding]:
     True
     """
     for dtype in (*FLOAT_DTYPES, *QUANTISED_DTYPES):
-        generator = torch.Generator().manual_seed(0)
-        for name, op in CHECKS.items():
+        for name, results in CHECKS.items():
             if name == "merge_states" and dtype in QUANTISED_DTYPES:
                 continue
-            error = max(_error(got, want) for got, want in op(dtype, generator))
+            got, want = (
+                results(ops, dtype, torch.Generator().manual_seed(0))
+                for ops in (functional, reference)
+            )
+            error = max(map(_error, got, want))
             bound = 0.0 if name in MOVES else _rounding(dtype)
             yield Finding(f"{name}, {str(dtype).removeprefix('torch.')}", error, bound)
 
@@ -77,19 +80,21 @@ def _row_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in QUANTISED_DTYPES else dtype
 
 
-Pairs = list[tuple[Tensor, Tensor]]
-"""What an op gave, and what the reference gives."""
+# Each of these runs an op of `functional` or of `reference` on random numbers, and returns what it
+# gave. The reference computes in the dtype of its arguments: it gets them in float64.
 
 
-def _attention(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
-    """Check a mixed batch with every option."""
+def _attention(ops: Any, dtype: torch.dtype, generator: torch.Generator) -> list[Tensor]:
+    """Run a mixed batch with every option."""
     caches, scales = _pool(dtype, generator)
-    exact = caches if scales else (caches[0].double(), caches[1].double())
     query = _normal(_row_dtype(dtype), generator, sum(QUERY_LENS), NUM_HEADS, HEAD_DIM)
+    query = _exact(ops, query)
+    if not scales:
+        caches = [_exact(ops, cache) for cache in caches]
     index = _block_tables(generator), _int32(*SEQ_LENS), _int32(0, *QUERY_LENS).cumsum(0).int()
     per_head = _normal(torch.float32, generator, NUM_HEADS)
     tree_mask = _normal(torch.float32, generator, sum(QUERY_LENS), max(QUERY_LENS)) > 0
-    pairs: Pairs = []
+    results: list[Tensor] = []
     options: dict[str, Any]
     for options in (
         {},
@@ -97,49 +102,37 @@ def _attention(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
         {"tree_mask": tree_mask},
         {"sliding_window": 5, "softcap": 3.0, "alibi_slopes": per_head.abs(), "sinks": per_head},
     ):
-        options |= scales
-        got = functional.attention_with_lse(query, *caches, *index, **options)
-        want = reference.attention_with_lse(query.double(), *exact, *index, **options)
-        pairs += zip(got, want, strict=True)
-    return pairs
+        results += ops.attention_with_lse(query, *caches, *index, **options, **scales)
+    return results
 
 
-def _merge_states(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
-    outs = _normal(dtype, generator, 2, 5, NUM_HEADS, HEAD_DIM).unbind(0)
-    lses = _normal(torch.float32, generator, 2, 5, NUM_HEADS).unbind(0)
-    got = functional.merge_states(outs[0], lses[0], outs[1], lses[1])
-    want = reference.merge_states(outs[0].double(), lses[0], outs[1].double(), lses[1])
-    return list(zip(got, want, strict=True))
+def _merge_states(ops: Any, dtype: torch.dtype, generator: torch.Generator) -> list[Tensor]:
+    outs = _exact(ops, _normal(dtype, generator, 2, 5, NUM_HEADS, HEAD_DIM))
+    lses = _normal(torch.float32, generator, 2, 5, NUM_HEADS)
+    return list(ops.merge_states(outs[0], lses[0], outs[1], lses[1]))
 
 
-def _write_kv(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
-    rows = _normal(_row_dtype(dtype), generator, 2, 5, NUM_KV_HEADS, HEAD_DIM).unbind(0)
+def _write_kv(ops: Any, dtype: torch.dtype, generator: torch.Generator) -> list[Tensor]:
+    rows = _normal(_row_dtype(dtype), generator, 2, 5, NUM_KV_HEADS, HEAD_DIM)
     slots = torch.tensor([9, -1, 0, NUM_BLOCKS * BLOCK_SIZE - 1, 2])
-    return _on_a_copy(
-        lambda module, caches, scales: module.write_kv(*rows, *caches, slots, **scales),
-        dtype,
-        generator,
-    )
-
-
-def _copy_blocks(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
-    mapping = torch.tensor([[0, 1], [1, 0], [NUM_BLOCKS - 1, 7]])
-    return _on_a_copy(
-        lambda module, caches, scales: module.copy_blocks(*caches, mapping, **scales),
-        dtype,
-        generator,
-    )
-
-
-def _gather_kv(dtype: torch.dtype, generator: torch.Generator) -> Pairs:
     caches, scales = _pool(dtype, generator)
-    index = _block_tables(generator), _int32(*SEQ_LENS)
-    got = functional.gather_kv(*caches, *index, **scales)
-    want = reference.gather_kv(*caches, *index, **scales)
-    return list(zip(got, want, strict=True))
+    ops.write_kv(*rows, *caches, slots, **scales)
+    return [*caches, *scales.values()]
 
 
-CHECKS: dict[str, Callable[[torch.dtype, torch.Generator], Pairs]] = {
+def _copy_blocks(ops: Any, dtype: torch.dtype, generator: torch.Generator) -> list[Tensor]:
+    caches, scales = _pool(dtype, generator)
+    mapping = torch.tensor([[0, 1], [1, 0], [NUM_BLOCKS - 1, 7]])
+    ops.copy_blocks(*caches, mapping, **scales)
+    return [*caches, *scales.values()]
+
+
+def _gather_kv(ops: Any, dtype: torch.dtype, generator: torch.Generator) -> list[Tensor]:
+    caches, scales = _pool(dtype, generator)
+    return list(ops.gather_kv(*caches, _block_tables(generator), _int32(*SEQ_LENS), **scales))
+
+
+CHECKS: dict[str, Callable[[Any, torch.dtype, torch.Generator], list[Tensor]]] = {
     "attention": _attention,
     "merge_states": _merge_states,
     "write_kv": _write_kv,
@@ -148,30 +141,19 @@ CHECKS: dict[str, Callable[[torch.dtype, torch.Generator], Pairs]] = {
 }
 
 
-def _on_a_copy(call: Callable[..., None], dtype: torch.dtype, generator: torch.Generator) -> Pairs:
-    """Let the op and the reference change a copy of the same caches each."""
-    caches, scales = _pool(dtype, generator)
-    others = [cache.clone() for cache in caches]
-    other_scales = {name: scale.clone() for name, scale in scales.items()}
-    call(functional, caches, scales)
-    call(reference, others, other_scales)
-    return [
-        *zip(caches, others, strict=True),
-        *zip(scales.values(), other_scales.values(), strict=True),
-    ]
+def _exact(ops: Any, tensor: Tensor) -> Tensor:
+    return tensor.double() if ops is reference else tensor
 
 
-def _pool(
-    dtype: torch.dtype, generator: torch.Generator
-) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+def _pool(dtype: torch.dtype, generator: torch.Generator) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Return the caches of a pool, and the scales per token that quantised ones have."""
     shape = NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS
     rows = _normal(torch.float32, generator, 2, *shape, HEAD_DIM)
     if dtype not in QUANTISED_DTYPES:
-        return (rows[0].to(dtype), rows[1].to(dtype)), {}
+        return list(rows.to(dtype).unbind(0)), {}
     key_scale, value_scale = _normal(torch.float32, generator, 2, *shape).abs() / 20
-    elements = (20 * rows).to(dtype)
-    return (elements[0], elements[1]), {"key_scale": key_scale, "value_scale": value_scale}
+    elements = (20 * rows).to(dtype).unbind(0)
+    return list(elements), {"key_scale": key_scale, "value_scale": value_scale}
 
 
 def _error(got: Tensor, want: Tensor) -> float:

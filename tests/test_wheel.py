@@ -77,7 +77,13 @@ def test_the_wheel_is_for_any_python_3_and_has_types_but_no_sources(wheel: Path)
     assert name[:4] == ["paged_ops", paged_ops.__version__, "py3", "none"]
     assert "linux" in name[4]
     files = zipfile.ZipFile(wheel).namelist()
-    for wanted in ("_C.abi3.so", "_build.json", "py.typed", "demo/model.safetensors"):
+    for wanted in (
+        "_C.abi3.so",
+        "_build.json",
+        "py.typed",
+        "demo/model.safetensors",
+        "bench/stories260k.json",
+    ):
         assert f"paged_ops/{wanted}" in files
     assert not [file for file in files if file.endswith((".cpp", ".h", ".o"))]
 

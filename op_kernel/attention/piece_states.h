@@ -54,8 +54,6 @@ class PieceStates {
   }
 
  private:
-  using Float = AscendC::LocalTensor<float>;
-
   __aicore__ inline int64_t StateAt(const Row& row, int64_t piece) const {
     const int64_t index = row.token * tiling_->num_heads + row.head;
     return (index * tiling_->max_pieces + piece) * (width_ + kStateTail);

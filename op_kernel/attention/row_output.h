@@ -33,8 +33,7 @@ class RowOutput {
       lse_.SetGlobalBuffer((__gm__ float*)tensors.lse);
     }
     pipe->InitBuffer(lse_out_, 1, LanesOf(most_rows) * kGranule * sizeof(float));
-    pipe->InitBuffer(sinks_buffer_, 2 * kRepeatLanes * sizeof(float));
-    sink_lanes_ = sinks_buffer_.template Get<float>();
+    sink_lanes_ = NewBuffer<float>(pipe, 2 * kRepeatLanes);
     ones_ = sink_lanes_[kRepeatLanes];
     AscendC::Duplicate(sink_lanes_, 0.0f, kRepeatLanes);
     AscendC::Duplicate(ones_, 1.0f, kRepeatLanes);
@@ -106,7 +105,7 @@ class RowOutput {
   }
 
   __aicore__ inline void StoreLse(const Unit& unit, const RowState& state) {
-    AscendC::LocalTensor<float> lse = lse_out_.template AllocTensor<float>();
+    Float lse = lse_out_.template AllocTensor<float>();
     BroadcastLanes(lse, state.max, unit.num_rows);
     Barrier();
     lse_out_.EnQue(lse);
@@ -128,7 +127,6 @@ class RowOutput {
   AscendC::GlobalTensor<float> sinks_;
   AscendC::GlobalTensor<float> lse_;
   AscendC::TQue<AscendC::TPosition::VECOUT, 1> lse_out_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> sinks_buffer_;
-  AscendC::LocalTensor<float> sink_lanes_;  // a lane per row
-  AscendC::LocalTensor<float> ones_;
+  Float sink_lanes_;  // a lane per row
+  Float ones_;
 };

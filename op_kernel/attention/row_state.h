@@ -14,17 +14,17 @@
 constexpr float kLowest = -3.40282347e+38f;
 
 struct RowState {
-  AscendC::LocalTensor<float> max;  // a lane per row
-  AscendC::LocalTensor<float> sum;  // a lane per row
-  AscendC::LocalTensor<float> acc;  // [row][width]
+  Float max;  // a lane per row
+  Float sum;  // a lane per row
+  Float acc;  // [row][width]
 };
 
 // Working memory of the functions below.
 struct RowScratch {
-  AscendC::LocalTensor<float> new_max;  // kMaxRows lanes each
-  AscendC::LocalTensor<float> keep;
-  AscendC::LocalTensor<float> add;
-  AscendC::LocalTensor<float> factor;  // [kMaxRows][kGranule]: a factor per row, broadcast
+  Float new_max;  // kMaxRows lanes each
+  Float keep;
+  Float add;
+  Float factor;  // [kMaxRows][kGranule]: a factor per row, broadcast
 };
 
 __aicore__ inline void Clear(const RowState& state, int64_t rows, int64_t width) {
@@ -48,8 +48,7 @@ __aicore__ inline uint64_t ColumnMask(int64_t width, int64_t column) {
 }
 
 // acc[r] *= factor[r]
-__aicore__ inline void MultiplyRows(const AscendC::LocalTensor<float>& acc,
-                                    const AscendC::LocalTensor<float>& factor, int64_t rows,
+__aicore__ inline void MultiplyRows(const Float& acc, const Float& factor, int64_t rows,
                                     int64_t width) {
   for (int64_t c = 0; c < width; c += kRepeatLanes) {
     AscendC::Mul(acc[c], acc[c], factor, ColumnMask(width, c), static_cast<uint8_t>(rows),
@@ -58,8 +57,7 @@ __aicore__ inline void MultiplyRows(const AscendC::LocalTensor<float>& acc,
 }
 
 // acc[r] /= divisor[r]
-__aicore__ inline void DivideRows(const AscendC::LocalTensor<float>& acc,
-                                  const AscendC::LocalTensor<float>& divisor, int64_t rows,
+__aicore__ inline void DivideRows(const Float& acc, const Float& divisor, int64_t rows,
                                   int64_t width) {
   for (int64_t c = 0; c < width; c += kRepeatLanes) {
     AscendC::Div(acc[c], acc[c], divisor, ColumnMask(width, c), static_cast<uint8_t>(rows),
@@ -68,10 +66,8 @@ __aicore__ inline void DivideRows(const AscendC::LocalTensor<float>& acc,
 }
 
 // acc[r] += more[r] * factor[r]
-__aicore__ inline void AddScaledRows(const AscendC::LocalTensor<float>& acc,
-                                     const AscendC::LocalTensor<float>& more,
-                                     const AscendC::LocalTensor<float>& factor, int64_t rows,
-                                     int64_t width) {
+__aicore__ inline void AddScaledRows(const Float& acc, const Float& more, const Float& factor,
+                                     int64_t rows, int64_t width) {
   for (int64_t c = 0; c < width; c += kRepeatLanes) {
     AscendC::MulAddDst(acc[c], more[c], factor, ColumnMask(width, c), static_cast<uint8_t>(rows),
                        ByRow(width));
@@ -79,9 +75,8 @@ __aicore__ inline void AddScaledRows(const AscendC::LocalTensor<float>& acc,
 }
 
 // lanes = e^(from - to)
-__aicore__ inline void WeightLanes(const AscendC::LocalTensor<float>& lanes,
-                                   const AscendC::LocalTensor<float>& from,
-                                   const AscendC::LocalTensor<float>& to, int32_t count) {
+__aicore__ inline void WeightLanes(const Float& lanes, const Float& from, const Float& to,
+                                   int32_t count) {
   AscendC::Sub(lanes, from, to, count);
   Barrier();
   AscendC::Exp(lanes, lanes, count);
@@ -89,8 +84,8 @@ __aicore__ inline void WeightLanes(const AscendC::LocalTensor<float>& lanes,
 }
 
 // The same as folding a state of that maximum and sum into the state of no keys, but for acc.
-__aicore__ inline void CopyLanes(const RowState& into, const AscendC::LocalTensor<float>& max,
-                                 const AscendC::LocalTensor<float>& sum, int64_t rows) {
+__aicore__ inline void CopyLanes(const RowState& into, const Float& max, const Float& sum,
+                                 int64_t rows) {
   AscendC::Adds(into.max, max, 0.0f, LanesOf(rows));
   AscendC::Adds(into.sum, sum, 0.0f, LanesOf(rows));
 }
@@ -100,10 +95,9 @@ __aicore__ inline void CopyLanes(const RowState& into, const AscendC::LocalTenso
 // waiting for the one before; whoever has other work does it between a stage and the barrier.
 constexpr int64_t kRescaleStages = 6;
 
-__aicore__ inline void RescaleStage(int64_t stage, const RowState& into,
-                                    const AscendC::LocalTensor<float>& max,
-                                    const AscendC::LocalTensor<float>& sum,
-                                    const RowScratch& scratch, int64_t rows, int64_t width) {
+__aicore__ inline void RescaleStage(int64_t stage, const RowState& into, const Float& max,
+                                    const Float& sum, const RowScratch& scratch, int64_t rows,
+                                    int64_t width) {
   const int32_t lanes = LanesOf(rows);
   if (stage == 0) {
     AscendC::Max(scratch.new_max, into.max, max, lanes);
@@ -125,9 +119,8 @@ __aicore__ inline void RescaleStage(int64_t stage, const RowState& into,
   }
 }
 
-__aicore__ inline void Rescale(const RowState& into, const AscendC::LocalTensor<float>& max,
-                               const AscendC::LocalTensor<float>& sum, const RowScratch& scratch,
-                               int64_t rows, int64_t width) {
+__aicore__ inline void Rescale(const RowState& into, const Float& max, const Float& sum,
+                               const RowScratch& scratch, int64_t rows, int64_t width) {
   for (int64_t stage = 0; stage < kRescaleStages; ++stage) {
     RescaleStage(stage, into, max, sum, scratch, rows, width);
     Barrier();

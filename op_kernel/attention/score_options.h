@@ -17,8 +17,8 @@ __aicore__ inline bool MayScaleLate(const AttentionTilingData& tiling) {
 
 // softcap * tanh(s / softcap), by tanh(x) = 1 - 2 / (e^2x + 1), which needs no sign and no limit.
 // `numerator` holds a granule of -2 softcap.
-__aicore__ inline void CapScores(const AscendC::LocalTensor<float>& scores, int32_t count,
-                                 const AscendC::LocalTensor<float>& numerator, float softcap) {
+__aicore__ inline void CapScores(const Float& scores, int32_t count, const Float& numerator,
+                                 float softcap) {
   AscendC::Muls(scores, scores, 2.0f / softcap, count);
   Barrier();
   AscendC::Exp(scores, scores, count);
@@ -36,10 +36,9 @@ __aicore__ inline void CapScores(const AscendC::LocalTensor<float>& scores, int3
 // + slope * (key position - query position): scores += slopes * (distances + shift). `distances`
 // are those of `repeats` repeats, `work` is as large. `slopes` are the lanes of each of these
 // repeats or, with `one_slope`, a granule of the slope of all lanes.
-__aicore__ inline void AddBias(const AscendC::LocalTensor<float>& scores,
-                               const AscendC::LocalTensor<float>& distances, float shift,
-                               const AscendC::LocalTensor<float>& slopes, bool one_slope,
-                               const AscendC::LocalTensor<float>& work, int64_t repeats) {
+__aicore__ inline void AddBias(const Float& scores, const Float& distances, float shift,
+                               const Float& slopes, bool one_slope, const Float& work,
+                               int64_t repeats) {
   AscendC::Adds(work, distances, shift, static_cast<int32_t>(repeats * kRepeatLanes));
   Barrier();
   AscendC::MulAddDst(scores, work, slopes, static_cast<uint64_t>(kRepeatLanes),

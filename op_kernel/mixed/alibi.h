@@ -18,8 +18,7 @@ class Alibi {
       return;
     }
     slopes_.SetGlobalBuffer((__gm__ float*)slopes);
-    pipe->InitBuffer(buffer_, (2 + 2 * kRepeats) * kRepeatLanes * sizeof(float));
-    slope_lanes_ = buffer_.Get<float>();
+    slope_lanes_ = NewBuffer<float>(pipe, (2 + 2 * kRepeats) * kRepeatLanes);
     distances_ = slope_lanes_[kRepeatLanes];
     work_ = slope_lanes_[(1 + kRepeats) * kRepeatLanes];
     AscendC::Duplicate(slope_lanes_, 0.0f, static_cast<int32_t>((2 + 2 * kRepeats) * kRepeatLanes));
@@ -57,8 +56,7 @@ class Alibi {
 
   const AttentionTilingData* tiling_;
   AscendC::GlobalTensor<float> slopes_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
-  AscendC::LocalTensor<float> slope_lanes_;
-  AscendC::LocalTensor<float> distances_;  // of kRepeats repeats: key of the piece - query position
-  AscendC::LocalTensor<float> work_;
+  Float slope_lanes_;
+  Float distances_;  // of kRepeats repeats: key of the piece - query position
+  Float work_;
 };

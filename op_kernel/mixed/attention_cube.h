@@ -24,7 +24,7 @@
 #include "mixed/ring.h"
 #include "mixed/verdict.h"
 
-constexpr int64_t kL0Buffer = 32 * 1024;  // bytes: one of two in L0A, in L0B
+constexpr int64_t kL0Elements = 16 * 1024;  // of 16 bits: one of two buffers in L0A, in L0B
 
 // Of keys, and of values with their weights: one of each is used while the next ones come in.
 constexpr int32_t kTilesInL1 = 4;
@@ -59,18 +59,13 @@ class AttentionCube {
  private:
   // op_host's L1 budget counts these buffers: attention_tiling.cpp, attention_l1_bytes.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
-    pipe->InitBuffer(query_buffer_, 2 * tiling_->max_rows * key_dim_ * sizeof(T));
-    pipe->InitBuffer(tile_buffer_, kTilesInL1 * TileSize() * sizeof(T));
-    pipe->InitBuffer(left_buffer_, 2 * kL0Buffer);
-    pipe->InitBuffer(right_buffer_, 2 * kL0Buffer);
-    pipe->InitBuffer(score_buffer_, 2 * kL0cBuffer);
-    pipe->InitBuffer(product_buffer_, 2 * kL0cBuffer);
-    queries_ = query_buffer_.template Get<T>();
-    tiles_ = tile_buffer_.template Get<T>();
-    left_ = left_buffer_.template Get<T>();
-    right_ = right_buffer_.template Get<T>();
-    scores_.Init(score_buffer_.template Get<float>());
-    products_.Init(product_buffer_.template Get<float>());
+    using AscendC::TPosition;
+    queries_ = NewBuffer<T, TPosition::A1>(pipe, 2 * tiling_->max_rows * key_dim_);
+    tiles_ = NewBuffer<T, TPosition::B1>(pipe, kTilesInL1 * TileSize());
+    left_ = NewBuffer<T, TPosition::A2>(pipe, 2 * kL0Elements);
+    right_ = NewBuffer<T, TPosition::B2>(pipe, 2 * kL0Elements);
+    scores_.Init(pipe);
+    products_.Init(pipe);
   }
 
   __aicore__ inline void OpenAll() {
@@ -98,7 +93,10 @@ class AttentionCube {
         continue;
       }
       const bool ends_one = in_flight_.IsFull();
-      OpenScores(step);
+      if (step.opens_unit) {
+        LoadQueries(step.unit);
+        query_index_ = query_ring_.Use();
+      }
       for (int64_t begin = 0; begin < kCubePiece; begin += tiling_->tile) {
         ScoreTile(step, begin);
         if (ends_one) {
@@ -132,20 +130,6 @@ class AttentionCube {
   }
 
   // ---- scores = keys x queries
-
-  __aicore__ inline void OpenScores(const PieceStep& step) {
-    if (step.opens_unit) {
-      LoadQueries(step.unit);
-      query_index_ = query_ring_.Use();
-    }
-  }
-
-  __aicore__ inline void CloseScores(const PieceStep& step) {
-    if (step.closes_unit) {
-      query_ring_.Used();
-    }
-    AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_FIX>(kScoresReady);
-  }
 
   __aicore__ inline void LoadQueries(const Unit& unit) {
     const AscendC::LocalTensor<T> to = queries_[query_ring_.Fill() * tiling_->max_rows * key_dim_];
@@ -195,7 +179,10 @@ class AttentionCube {
     tile_ring_.Used();
     Store(exchange_.Scores(step.buffer)[(begin + span.first) * rows], scores_, width, width, rows);
     if (begin + tiling_->tile >= step.span.last) {
-      CloseScores(step);
+      if (step.closes_unit) {
+        query_ring_.Used();
+      }
+      AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_FIX>(kScoresReady);
     }
   }
 
@@ -273,10 +260,10 @@ class AttentionCube {
   }
 
   __aicore__ inline AscendC::LocalTensor<T> Left(int32_t buffer) const {
-    return left_[buffer * (kL0Buffer / sizeof(T))];
+    return left_[buffer * kL0Elements];
   }
   __aicore__ inline AscendC::LocalTensor<T> Right(int32_t buffer) const {
-    return right_[buffer * (kL0Buffer / sizeof(T))];
+    return right_[buffer * kL0Elements];
   }
 
   // Of a product [rows][width], what one load of L0 gives: its columns from `column` on, as a
@@ -324,7 +311,7 @@ class AttentionCube {
     const int64_t rows_at_once = FirstHalf(rows, width);
     for (int64_t row = 0; row < rows; row += rows_at_once) {
       const int64_t pitch = Smaller(rows_at_once, rows - row);
-      const AscendC::LocalTensor<float> half = sums.Use();
+      const Float half = sums.Use();
       const AscendC::FixpipeParamsV220 params(
           static_cast<uint16_t>(width), static_cast<uint16_t>(Smaller(pitch, stored - row)),
           static_cast<uint16_t>(pitch), static_cast<uint32_t>(width), false);
@@ -347,12 +334,6 @@ class AttentionCube {
   AscendC::GlobalTensor<T> key_cache_;
   AscendC::GlobalTensor<T> value_cache_;
 
-  AscendC::TBuf<AscendC::TPosition::A1> query_buffer_;
-  AscendC::TBuf<AscendC::TPosition::B1> tile_buffer_;
-  AscendC::TBuf<AscendC::TPosition::A2> left_buffer_;
-  AscendC::TBuf<AscendC::TPosition::B2> right_buffer_;
-  AscendC::TBuf<AscendC::TPosition::CO1> score_buffer_;
-  AscendC::TBuf<AscendC::TPosition::CO1> product_buffer_;
   AscendC::LocalTensor<T> queries_;  // two units' [max_rows][key_dim]
   AscendC::LocalTensor<T> tiles_;    // of keys, or of values and weights
   AscendC::LocalTensor<T> left_;     // L0A

@@ -43,7 +43,10 @@ class AttentionSoftmax {
     finiteness_.Init(pipe, value_dim_);
     alibi_[0].Init(tiling, tensors.alibi_slopes, pipe);
     alibi_[1].Init(tiling, tensors.alibi_slopes, pipe);
-    row_output_.Init(tensors, tiling, pipe, &rows_out_, OutputRows(), most_rows_);
+    // Rows of output that leave at a time.
+    const int64_t rows =
+        Smaller(tiling.part_elements / value_dim_ / kGranule * kGranule, kRepeatLanes);
+    row_output_.Init(tensors, tiling, pipe, &rows_out_, rows, most_rows_);
     GM_ADDR states = tensors.workspace + AscendC::GetBlockNum() * tiling.exchange_bytes;
     piece_states_.Init(tiling, states, pipe, kGranule);
     FillConstants();
@@ -63,35 +66,23 @@ class AttentionSoftmax {
   }
 
  private:
-  using Float = AscendC::LocalTensor<float>;
-
-  // Rows of output that leave at a time.
-  __aicore__ inline int64_t OutputRows() const {
-    return Smaller(tiling_->part_elements / value_dim_ / kGranule * kGranule, kRepeatLanes);
-  }
-
   // op_host's UB budget counts these buffers and those of the members: attention_tiling.cpp,
   // softmax_ub_bytes.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
     pipe->InitBuffer(rows_out_, kPartBuffers, tiling_->part_elements * sizeof(T));
-    pipe->InitBuffer(folds_buffer_, 2 * kSlabKeys * most_rows_ * sizeof(float));
-    pipe->InitBuffer(total_buffer_, most_rows_ * value_dim_ * sizeof(float));
-    pipe->InitBuffer(lanes_buffer_, kNumLaneBuffers * kRepeatLanes * sizeof(float));
-    pipe->InitBuffer(factor_buffer_, kRepeatLanes * kGranule * sizeof(float));
-    pipe->InitBuffer(constants_buffer_, 2 * kGranule * sizeof(float));
-    const Float lanes = lanes_buffer_.template Get<float>();
-    total_ = {lanes, lanes[kRepeatLanes], total_buffer_.template Get<float>()};
+    const Float folds = NewBuffer<float>(pipe, 2 * kSlabKeys * most_rows_);
+    const Float acc = NewBuffer<float>(pipe, most_rows_ * value_dim_);
+    const Float lanes = NewBuffer<float>(pipe, kNumLaneBuffers * kRepeatLanes);
+    total_ = {lanes, lanes[kRepeatLanes], acc};
     scratch_ = {lanes[2 * kRepeatLanes], lanes[3 * kRepeatLanes], lanes[4 * kRepeatLanes],
-                factor_buffer_.template Get<float>()};
+                NewBuffer<float>(pipe, kRepeatLanes * kGranule)};
     shift_lanes_ = lanes[5 * kRepeatLanes];
     for (int64_t i = 0; i < kExchangeBuffers; ++i) {
       max_[i] = lanes[(6 + 2 * i) * kRepeatLanes];
       sum_[i] = lanes[(7 + 2 * i) * kRepeatLanes];
     }
-    const Float constants = constants_buffer_.template Get<float>();
-    scale_granule_ = constants;
-    cap_granule_ = constants[kGranule];
-    const Float folds = folds_buffer_.template Get<float>();
+    scale_granule_ = NewBuffer<float>(pipe, 2 * kGranule);
+    cap_granule_ = scale_granule_[kGranule];
     maxima_.Init(folds);
     sums_.Init(folds[kSlabKeys * most_rows_]);
   }
@@ -162,8 +153,8 @@ class AttentionSoftmax {
     if (weighed_.keys > 0) {
       StoreWeights(weighed_, round);
     }
-    AddSlab(sums_, weighed_, 0);
-    AddSlab(maxima_, scored_, 0);
+    AddInnerSlab(sums_, weighed_, 0);
+    AddInnerSlab(maxima_, scored_, 0);
     Shift(next);
     Fold(products);
     for (int64_t i = 1; i < Larger(CountSlabs(scored_), CountSlabs(weighed_)) - 1; ++i) {
@@ -217,13 +208,7 @@ class AttentionSoftmax {
     }
   }
 
-  template <typename Take>
-  __aicore__ inline void AddSlab(KeyFold<Take>& fold, const ScoreChunk& chunk, int64_t i) {
-    if (i < CountSlabs(chunk)) {
-      fold.AddSlab(chunk, i);
-    }
-  }
-
+  // All but the last one, which AddLastSlabs adds.
   template <typename Take>
   __aicore__ inline void AddInnerSlab(KeyFold<Take>& fold, const ScoreChunk& chunk, int64_t i) {
     if (i < CountSlabs(chunk) - 1) {
@@ -464,11 +449,6 @@ class AttentionSoftmax {
   PieceStates piece_states_;
 
   AscendC::TQue<AscendC::TPosition::VECOUT, kPartBuffers> rows_out_;  // weights, and rows of output
-  AscendC::TBuf<AscendC::TPosition::VECCALC> folds_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> total_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> lanes_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> factor_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> constants_buffer_;
   Float max_[kExchangeBuffers];  // of the pieces in flight, a lane per row
   Float sum_[kExchangeBuffers];
   Float shift_lanes_;     // of the step that is weighed

@@ -4,12 +4,13 @@
 // next product begins in the buffer of the first one while the second one is on its way out.
 #pragma once
 
+#include "common/lanes.h"
 #include "common/scalar.h"
 #include "kernel_operator.h"
 #include "mixed/piece_steps.h"
 #include "mixed/ring.h"
 
-constexpr int64_t kL0cBuffer = 32 * 1024;  // bytes: a quarter of L0C
+constexpr int64_t kL0cElements = 8 * 1024;  // float32: a quarter of L0C
 
 // The matrix unit keeps two products in one place in order, without a barrier, from 10 fractals on.
 constexpr int64_t kOrderedProducts = 10 * kFractal * kFractal;
@@ -17,37 +18,33 @@ constexpr int64_t kOrderedProducts = 10 * kFractal * kFractal;
 // Rows of the first half of a product [rows][width], all if one buffer holds them; the second half
 // takes the rest.
 __aicore__ inline int64_t FirstHalf(int64_t rows, int64_t width) {
-  const bool fits = rows * width * static_cast<int64_t>(sizeof(float)) <= kL0cBuffer;
-  return fits ? rows : RoundUp(rows / 2, kFractal);
+  return rows * width <= kL0cElements ? rows : RoundUp(rows / 2, kFractal);
 }
 
 // Takes the event ids `first` and `first` + 1 between M and FIX.
 template <int32_t first>
 class CubeSums {
  public:
-  // `sums` has room for two buffers.
-  __aicore__ inline void Init(const AscendC::LocalTensor<float>& sums) { sums_ = sums; }
+  __aicore__ inline void Init(AscendC::TPipe* pipe) {
+    sums_ = NewBuffer<float, AscendC::TPosition::CO1>(pipe, 2 * kL0cElements);
+  }
 
   __aicore__ inline void Open() { ring_.Open(); }
   __aicore__ inline void Close() { ring_.Close(); }
 
   // Takes a buffer for a half, 0 or 1; the halves end in the order in which they begin.
   __aicore__ inline void Begin(int32_t half) { buffers_[half] = ring_.Fill(); }
-  __aicore__ inline AscendC::LocalTensor<float> Half(int32_t half) const {
-    return At(buffers_[half]);
-  }
+  __aicore__ inline Float Half(int32_t half) const { return At(buffers_[half]); }
   __aicore__ inline void End() { ring_.Filled(); }
 
   // The next complete half.
-  __aicore__ inline AscendC::LocalTensor<float> Use() { return At(ring_.Use()); }
+  __aicore__ inline Float Use() { return At(ring_.Use()); }
   __aicore__ inline void Used() { ring_.Used(); }
 
  private:
-  __aicore__ inline AscendC::LocalTensor<float> At(int32_t buffer) const {
-    return sums_[buffer * (kL0cBuffer / sizeof(float))];
-  }
+  __aicore__ inline Float At(int32_t buffer) const { return sums_[buffer * kL0cElements]; }
 
   Ring<AscendC::HardEvent::M_FIX, AscendC::HardEvent::FIX_M, first, 2> ring_;
-  AscendC::LocalTensor<float> sums_;
+  Float sums_;
   int32_t buffers_[2];
 };

@@ -52,26 +52,24 @@ class Exchange {
  public:
   __aicore__ inline void Init(const AttentionTilingData& tiling, GM_ADDR workspace, int64_t group) {
     keys_ = tiling.exchange_keys;
-    const int64_t pairs = tiling.max_rows * keys_;
-    scores_size_ = pairs;
-    weights_size_ = pairs;
+    pairs_ = tiling.max_rows * keys_;
     products_size_ = tiling.max_rows * tiling.value.head_dim;
     GM_ADDR at = workspace + group * tiling.exchange_bytes;
-    scores_.SetGlobalBuffer((__gm__ float*)at, kExchangeBuffers * scores_size_);
-    at += kExchangeBuffers * scores_size_ * sizeof(float);
-    weights_.SetGlobalBuffer((__gm__ T*)at, kExchangeBuffers * weights_size_);
-    at += kExchangeBuffers * weights_size_ * sizeof(T);
+    scores_.SetGlobalBuffer((__gm__ float*)at, kExchangeBuffers * pairs_);
+    at += kExchangeBuffers * pairs_ * sizeof(float);
+    weights_.SetGlobalBuffer((__gm__ T*)at, kExchangeBuffers * pairs_);
+    at += kExchangeBuffers * pairs_ * sizeof(T);
     products_.SetGlobalBuffer((__gm__ float*)at, kExchangeBuffers * products_size_);
     at += kExchangeBuffers * products_size_ * sizeof(float);
     verdicts_.SetGlobalBuffer((__gm__ float*)at, kVerdicts);
   }
 
   __aicore__ inline AscendC::GlobalTensor<float> Scores(int64_t buffer) const {
-    return scores_[buffer * scores_size_];
+    return scores_[buffer * pairs_];
   }
   // Of the share that begins with row `first_row`.
   __aicore__ inline AscendC::GlobalTensor<T> Weights(int64_t buffer, int64_t first_row) const {
-    return weights_[buffer * weights_size_ + first_row * keys_];
+    return weights_[buffer * pairs_ + first_row * keys_];
   }
   __aicore__ inline AscendC::GlobalTensor<float> Products(int64_t buffer) const {
     return products_[buffer * products_size_];
@@ -83,8 +81,7 @@ class Exchange {
 
  private:
   int64_t keys_;
-  int64_t scores_size_;
-  int64_t weights_size_;
+  int64_t pairs_;  // of a row and a key: scores, or weights
   int64_t products_size_;
   AscendC::GlobalTensor<float> scores_;
   AscendC::GlobalTensor<T> weights_;

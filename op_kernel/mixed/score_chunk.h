@@ -15,9 +15,9 @@ constexpr int64_t kSlabKeys = 32;
 constexpr int64_t kSlabPair = 2 * kSlabKeys;  // chunks are whole pairs
 
 struct ScoreChunk {
-  AscendC::LocalTensor<float> scores;  // [keys][rows]
-  int64_t keys;                        // a multiple of kSlabPair; 0: there is no chunk
-  int64_t rows;                        // 16, 32 or 64
+  Float scores;  // [keys][rows]
+  int64_t keys;  // a multiple of kSlabPair; 0: there is no chunk
+  int64_t rows;  // 16, 32 or 64
 };
 
 __aicore__ inline int32_t CountOf(const ScoreChunk& chunk) {
@@ -36,16 +36,14 @@ __aicore__ inline void SetKeys(const ScoreChunk& chunk, int64_t first, int64_t l
 
 // What a fold does with two vectors.
 struct TakeLarger {
-  __aicore__ static inline void Apply(const AscendC::LocalTensor<float>& to,
-                                      const AscendC::LocalTensor<float>& a,
-                                      const AscendC::LocalTensor<float>& b, int64_t count) {
+  __aicore__ static inline void Apply(const Float& to, const Float& a, const Float& b,
+                                      int64_t count) {
     AscendC::Max(to, a, b, static_cast<int32_t>(count));
   }
 };
 struct TakeSum {
-  __aicore__ static inline void Apply(const AscendC::LocalTensor<float>& to,
-                                      const AscendC::LocalTensor<float>& a,
-                                      const AscendC::LocalTensor<float>& b, int64_t count) {
+  __aicore__ static inline void Apply(const Float& to, const Float& a, const Float& b,
+                                      int64_t count) {
     AscendC::Add(to, a, b, static_cast<int32_t>(count));
   }
 };
@@ -56,7 +54,7 @@ template <typename Take>
 class KeyFold {
  public:
   // `lanes` has room for [kSlabKeys][rows].
-  __aicore__ inline void Init(const AscendC::LocalTensor<float>& lanes) { lanes_ = lanes; }
+  __aicore__ inline void Init(const Float& lanes) { lanes_ = lanes; }
 
   __aicore__ inline void Open(int64_t rows) {
     rows_ = rows;
@@ -80,19 +78,18 @@ class KeyFold {
     Take::Apply(lanes_, lanes_, lanes_[half], half);
   }
 
-  __aicore__ inline const AscendC::LocalTensor<float>& Lanes() const { return lanes_; }
+  __aicore__ inline const Float& Lanes() const { return lanes_; }
 
  private:
-  AscendC::LocalTensor<float> lanes_;
+  Float lanes_;
   int64_t rows_;
   bool is_empty_;
 };
 
 // scores[k][r] = scores[k][r] * factor + shift[r], with factor over a granule and shift repeated
 // over 64 lanes.
-__aicore__ inline void ShiftScores(const ScoreChunk& chunk,
-                                   const AscendC::LocalTensor<float>& factor,
-                                   const AscendC::LocalTensor<float>& shift) {
+__aicore__ inline void ShiftScores(const ScoreChunk& chunk, const Float& factor,
+                                   const Float& shift) {
   AscendC::FusedMulAdd(chunk.scores, factor, shift, static_cast<uint64_t>(kRepeatLanes),
                        static_cast<uint8_t>(CountOf(chunk) / kRepeatLanes),
                        AscendC::BinaryRepeatParams(1, 0, 1, kGranule, 0, 0));

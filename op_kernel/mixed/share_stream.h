@@ -120,10 +120,10 @@ class ShareStream {
 
   // What comes next: in each round scores for the maxima, scores for the next round's weights,
   // products.
-  __aicore__ inline AscendC::LocalTensor<float> Take() { return ring_.template DeQue<float>(); }
+  __aicore__ inline Float Take() { return ring_.template DeQue<float>(); }
 
   // Lets go of what was taken; the next load begins in its place.
-  __aicore__ inline void Free(AscendC::LocalTensor<float> used) {
+  __aicore__ inline void Free(Float used) {
     ring_.FreeTensor(used);
     ++idle_;
     Refill();
@@ -237,7 +237,7 @@ class ShareStream {
   }
 
   __aicore__ inline void LoadScores(const Share& share, const ChunkKeys& chunk) {
-    AscendC::LocalTensor<float> scores = ring_.template AllocTensor<float>();
+    Float scores = ring_.template AllocTensor<float>();
     const int64_t keys = chunk.span.last - chunk.span.first;
     const bool dense = share.rows == share.pitch;
     const AscendC::DataCopyExtParams params(
@@ -252,7 +252,7 @@ class ShareStream {
   }
 
   __aicore__ inline void LoadProducts(const Share& share, int64_t begin) {
-    AscendC::LocalTensor<float> products = ring_.template AllocTensor<float>();
+    Float products = ring_.template AllocTensor<float>();
     const int64_t width = tiling_->value.head_dim;
     const int64_t rows = Smaller(slice_rows_, share.step.unit.num_rows - begin);
     const AscendC::GlobalTensor<float> from = exchange_->Products(share.step.buffer);

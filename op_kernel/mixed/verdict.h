@@ -41,16 +41,15 @@ class Finiteness {
   __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t width) {
     width_ = static_cast<int32_t>(width);
     columns_ = (width + kRepeatLanes - 1) / kRepeatLanes;
-    pipe->InitBuffer(zeros_buffer_, 2 * columns_ * kRepeatLanes * sizeof(float));
+    zeros_ = NewBuffer<float>(pipe, 2 * columns_ * kRepeatLanes);
     pipe->InitBuffer(verdict_out_, 1, kGranuleBytes);
-    zeros_ = zeros_buffer_.Get<float>();
     products_ = zeros_[columns_ * kRepeatLanes];
     AscendC::Duplicate(zeros_, 0.0f, static_cast<int32_t>(columns_ * kRepeatLanes));
     Barrier();
   }
 
   // Looks at a row's sums; Keep comes after the next barrier.
-  __aicore__ inline void Look(const AscendC::LocalTensor<float>& sums) {
+  __aicore__ inline void Look(const Float& sums) {
     // 0 * x is 0 or, for an x that isn't finite, NaN, which stays in every sum.
     AscendC::Muls(products_, sums, 0.0f, width_);
   }
@@ -58,7 +57,7 @@ class Finiteness {
 
   // Writes the verdict: 0, or NaN.
   __aicore__ inline void Tell(const AscendC::GlobalTensor<float>& to) {
-    AscendC::LocalTensor<float> verdict = verdict_out_.AllocTensor<float>();
+    Float verdict = verdict_out_.AllocTensor<float>();
     AscendC::Duplicate(verdict, 0.0f, kGranule);
     Barrier();
     for (int64_t c = 1; c < columns_; ++c) {
@@ -73,10 +72,9 @@ class Finiteness {
   }
 
  private:
-  AscendC::TBuf<AscendC::TPosition::VECCALC> zeros_buffer_;
   AscendC::TQue<AscendC::TPosition::VECOUT, 1> verdict_out_;
-  AscendC::LocalTensor<float> zeros_;  // sums of products with 0
-  AscendC::LocalTensor<float> products_;
+  Float zeros_;  // sums of products with 0
+  Float products_;
   int32_t width_;
   int64_t columns_;  // of 64 lanes
 };

@@ -40,7 +40,12 @@ class AttentionVector {
     tiling_ = &tiling;
     key_dim_ = tiling.key.head_dim;
     value_dim_ = tiling.value.head_dim;
-    InitGlobal(tensors);
+    query_.SetGlobalBuffer((__gm__ T*)tensors.query);
+    key_cache_.SetGlobalBuffer((__gm__ T*)tensors.key_cache);
+    value_cache_.SetGlobalBuffer((__gm__ T*)tensors.value_cache);
+    if (tiling.has_alibi_slopes != 0) {
+      alibi_slopes_.SetGlobalBuffer((__gm__ float*)tensors.alibi_slopes);
+    }
     InitBuffers(pipe);
     row_output_.Init(tensors, tiling, pipe, &output_out_, tiling.max_rows, tiling.max_rows);
     piece_states_.Init(tiling, tensors.workspace, pipe, tiling.max_rows);
@@ -74,59 +79,34 @@ class AttentionVector {
   }
 
  private:
-  using Float = AscendC::LocalTensor<float>;
-
-  __aicore__ inline void InitGlobal(const AttentionTensors& tensors) {
-    query_.SetGlobalBuffer((__gm__ T*)tensors.query);
-    key_cache_.SetGlobalBuffer((__gm__ T*)tensors.key_cache);
-    value_cache_.SetGlobalBuffer((__gm__ T*)tensors.value_cache);
-    if (tiling_->has_alibi_slopes != 0) {
-      alibi_slopes_.SetGlobalBuffer((__gm__ float*)tensors.alibi_slopes);
-    }
-  }
-
   // op_host's UB budget counts these buffers and those of row_output_ and piece_states_:
   // attention_tiling.cpp, attention_ub_bytes.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
     const int64_t tile = tiling_->tile;
     const int64_t rows = tiling_->max_rows;
-    const int64_t widest = Larger(key_dim_, value_dim_);
     pipe->InitBuffer(query_in_, 2, rows * key_dim_ * sizeof(T));
     pipe->InitBuffer(key_in_, 2, tile * key_dim_ * sizeof(T));
     pipe->InitBuffer(value_in_, 2, tile * value_dim_ * sizeof(T));
     pipe->InitBuffer(output_out_, 1, rows * value_dim_ * sizeof(T));
-    pipe->InitBuffer(query_buffer_, rows * key_dim_ * sizeof(float));
+    queries_ = NewBuffer<float>(pipe, rows * key_dim_);
     if (sizeof(T) != sizeof(float)) {
-      pipe->InitBuffer(wide_buffer_, tile * widest * sizeof(float));
+      wide_ = NewBuffer<float>(pipe, tile * Larger(key_dim_, value_dim_));
     }
-    const int64_t products = Larger(tile * kRepeatLanes, kSumRows * value_dim_);
-    pipe->InitBuffer(products_buffer_, products * sizeof(float));
-    pipe->InitBuffer(scores_buffer_, 2 * rows * kRepeatLanes * sizeof(float));
-    pipe->InitBuffer(weights_buffer_, kRepeatLanes * kGranule * sizeof(float));
-    pipe->InitBuffer(acc_buffer_, 2 * rows * value_dim_ * sizeof(float));
-    pipe->InitBuffer(lanes_buffer_, kNumLaneBuffers * kMaxRows * sizeof(float));
-    pipe->InitBuffer(factor_buffer_, rows * kGranule * sizeof(float));
-    pipe->InitBuffer(indices_buffer_, kRepeatLanes * sizeof(float));
-    NameBuffers();
-  }
-
-  __aicore__ inline void NameBuffers() {
-    queries_ = query_buffer_.Get<float>();
-    products_ = products_buffer_.Get<float>();
-    scores_ = scores_buffer_.Get<float>();
+    products_ = NewBuffer<float>(pipe, Larger(tile * kRepeatLanes, kSumRows * value_dim_));
+    scores_ = NewBuffer<float>(pipe, 2 * rows * kRepeatLanes);
     // The other half of the buffer: more than enough, rows being 8 at least.
-    distances_ = scores_[tiling_->max_rows * kRepeatLanes];
+    distances_ = scores_[rows * kRepeatLanes];
     cap_granule_ = distances_[kRepeatLanes];
     slopes_ = cap_granule_[kGranule];
-    weights_ = weights_buffer_.Get<float>();
-    indices_ = indices_buffer_.Get<float>();
-    const Float acc = acc_buffer_.Get<float>();
-    const Float lanes = lanes_buffer_.Get<float>();
+    weights_ = NewBuffer<float>(pipe, kRepeatLanes * kGranule);
+    const Float acc = NewBuffer<float>(pipe, 2 * rows * value_dim_);
+    const Float lanes = NewBuffer<float>(pipe, kNumLaneBuffers * kMaxRows);
     piece_ = {lanes, lanes[kMaxRows], acc};
-    total_ = {lanes[2 * kMaxRows], lanes[3 * kMaxRows], acc[tiling_->max_rows * value_dim_]};
+    total_ = {lanes[2 * kMaxRows], lanes[3 * kMaxRows], acc[rows * value_dim_]};
     scratch_ = {lanes[4 * kMaxRows], lanes[5 * kMaxRows], lanes[6 * kMaxRows],
-                factor_buffer_.Get<float>()};
+                NewBuffer<float>(pipe, rows * kGranule)};
     tile_lanes_ = lanes[7 * kMaxRows];
+    indices_ = NewBuffer<float>(pipe, kRepeatLanes);
   }
 
   // Lanes beyond a unit's rows are computed along and must hold numbers; 0, 1, 2, ... serve ALiBi.
@@ -209,11 +189,10 @@ class AttentionVector {
     if constexpr (sizeof(T) == sizeof(float)) {
       return from;
     } else {
-      const Float wide = wide_buffer_.Get<float>();
-      AscendC::Cast(wide[at], from[at], AscendC::RoundMode::CAST_NONE,
+      AscendC::Cast(wide_[at], from[at], AscendC::RoundMode::CAST_NONE,
                     static_cast<uint32_t>(count));
       Barrier();
-      return wide;
+      return wide_;
     }
   }
 
@@ -435,16 +414,8 @@ class AttentionVector {
   AscendC::TQue<AscendC::TPosition::VECIN, 2> key_in_;
   AscendC::TQue<AscendC::TPosition::VECIN, 2> value_in_;
   AscendC::TQue<AscendC::TPosition::VECOUT, 2> output_out_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> query_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> wide_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> products_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> scores_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> weights_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> acc_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> lanes_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> factor_buffer_;
-  AscendC::TBuf<AscendC::TPosition::VECCALC> indices_buffer_;
   Float queries_;      // [row][key_dim], scaled
+  Float wide_;         // a tile of keys or values in float32
   Float products_;     // of one row with a tile of keys or values
   Float scores_;       // [row][64]
   Float distances_;    // of one row

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -50,11 +50,7 @@ class Form(NamedTuple):
 FORMS = (
     Form(torch.float32),
     Form(torch.bfloat16),
-    *(
-        Form(dtype, granularity)
-        for dtype in QUANTISED_DTYPES
-        for granularity in GRANULARITIES[::-1]
-    ),
+    *itertools.starmap(Form, itertools.product(QUANTISED_DTYPES, GRANULARITIES[::-1])),
 )
 
 
@@ -89,27 +85,19 @@ class Subject:
             yield from zip(tokens[:-1].split(length), tokens[1:].split(length), strict=True)
 
 
-def add_parser(benchmarks: Any) -> None:
-    """Add this benchmark's command line to the program's."""
-    parser = benchmarks.add_parser("accuracy", help=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
+    data = os.environ.get("PAGED_TEST_DATA")
+    stories = None if data is None else Path(data, "models", "stories260K")
     parser.add_argument(
         "--texts", type=Path, metavar="FOLDER", help="whole held-out plays, as demo.train reads"
     )
     parser.add_argument("--tokens", type=int, default=4096, help="of those plays: %(default)s")
-    parser.add_argument(
-        "--stories260k", type=Path, metavar="FOLDER", default=default_stories(), help=MODEL
-    )
+    parser.add_argument("--stories260k", type=Path, metavar="FOLDER", default=stories, help=MODEL)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    parser.set_defaults(run=run)
 
 
-def default_stories() -> Path | None:
-    """Return the folder of stories260K that the environment names, if it does."""
-    data = os.environ.get("PAGED_TEST_DATA")
-    return None if data is None else Path(data) / "models" / "stories260K"
-
-
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> list[dict[str, object]]:
     """Print a row for each form of cache: nats per token of each text, and their rise."""
     torch.set_num_threads(1)  # Matrices this small gain nothing from more.
     subjects = [demo_subject(options.texts, options.tokens)]
@@ -134,8 +122,7 @@ def run(options: argparse.Namespace) -> None:
             {"cache": form.name, "text": subject.name, "nats_per_token": nats}
             for subject, nats in zip(subjects, losses, strict=True)
         ]
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    return rows
 
 
 def demo_subject(texts: Path | None = None, num_tokens: int = 4096) -> Subject:
@@ -178,12 +165,9 @@ def loss(subject: Subject, form: Form) -> float:
     """
     model, config = subject.model, subject.model.config
     is_quantised = form.granularity is not None
+    shape = config.pool_shape(-(-config.max_positions // BLOCK_SIZE), BLOCK_SIZE)
     cache = PagedKVCache(
-        config.num_layers,
-        -(-config.max_positions // BLOCK_SIZE),
-        BLOCK_SIZE,
-        config.num_kv_heads,
-        config.head_dim,
+        *shape,
         torch.float32 if is_quantised else form.cache_dtype,
         cache_dtype=form.cache_dtype,
         scale_granularity=form.granularity or "token",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -37,15 +36,13 @@ class Compiled(NamedTuple):
     missed_bytes: Callable[[], int]
 
 
-def add_parser(benchmarks: Any) -> None:
-    """Add this benchmark's command line to the program's."""
-    parser = benchmarks.add_parser("compile", help=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
     parser.add_argument("--samples", type=int, default=31, help="timed calls per candidate")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    parser.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> dict[str, list[dict[str, object]]]:
     """Time steps of every model, then one write and attention on pools reached in many ways.
 
     Processor time of one thread: what others do on the machine is not in it.
@@ -59,9 +56,7 @@ def run(options: argparse.Namespace) -> None:
             for name, (config, dtype) in MODELS.items()
             for row in _steps(name, config, dtype, options.samples)
         ]
-        clones = _clones(options.samples)
-    if options.json is not None:
-        options.json.write_text(json.dumps({"steps": steps, "clones": clones}, indent=2) + "\n")
+        return {"steps": steps, "clones": _clones(options.samples)}
 
 
 def compiled(function: Callable[..., Any], backend: str = "inductor") -> Compiled:
@@ -90,17 +85,19 @@ def _steps(
     print(f"{'batch':>7} {'eager ms':>9} {'compiled ms':>12} {'compiled / eager':>17}")
     rows: list[dict[str, object]] = []
     for batch, width in BATCHES:
-        inputs = decode_batch(step, batch, width)
-        candidates = {
-            "eager": partial(step, *inputs),
-            "compiled": partial(fast.call, *inputs),
-        }
-        seconds = interleaved_medians(candidates, samples, lambda: None, time.process_time)
+        seconds = _times(step, fast, decode_batch(step, batch, width), samples)
         eager, graph = seconds["eager"], seconds["compiled"]
         print(f"{batch:7} {1e3 * eager:9.2f} {1e3 * graph:12.2f} {graph / eager:17.2f}", flush=True)
         rows.append({"model": name, "batch": batch, **seconds})
     print(f"graphs {fast.num_graphs()}, bytes not written in place {fast.missed_bytes()}\n")
     return rows
+
+
+def _times(
+    function: Callable[..., Any], fast: Compiled, inputs: tuple[Any, ...], samples: int
+) -> dict[str, float]:
+    calls = {"eager": partial(function, *inputs), "compiled": partial(fast.call, *inputs)}
+    return interleaved_medians(calls, samples, lambda: None, time.process_time)
 
 
 def _clones(samples: int) -> list[dict[str, object]]:
@@ -110,12 +107,8 @@ def _clones(samples: int) -> list[dict[str, object]]:
     results: list[dict[str, object]] = []
     for form in forms():
         fast = compiled(form.function, form.backend)
-        candidates = {
-            "eager": partial(form.function, *form.inputs),
-            "compiled": partial(fast.call, *form.inputs),
-        }
-        seconds = interleaved_medians(candidates, samples, lambda: None, time.process_time)
-        taken, missed = peak_growth(candidates["compiled"]), fast.missed_bytes()
+        seconds = _times(form.function, fast, form.inputs, samples)
+        taken, missed = peak_growth(partial(fast.call, *form.inputs)), fast.missed_bytes()
         times = f"{1e3 * seconds['eager']:9.3f} {1e3 * seconds['compiled']:12.3f}"
         print(f"{times} {taken >> 20:10} {missed >> 20:12}  {form.name}", flush=True)
         results.append({"form": form.name, "bytes_taken": taken, "bytes_missed": missed, **seconds})

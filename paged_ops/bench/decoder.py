@@ -55,16 +55,8 @@ def make_step(
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = LanguageModel(config).to(dtype).eval().requires_grad_(False)
-    cache = PagedKVCache(
-        config.num_layers,
-        num_blocks,
-        block_size,
-        config.num_kv_heads,
-        config.head_dim,
-        dtype,
-        cache_dtype=cache_dtype,
-    )
-    return DecoderStep(model, cache)
+    shape = config.pool_shape(num_blocks, block_size)
+    return DecoderStep(model, PagedKVCache(*shape, dtype, cache_dtype=cache_dtype))
 
 
 def decode_batch(

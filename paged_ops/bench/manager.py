@@ -19,11 +19,9 @@ BLOCKS_PER_REQUEST = 100
 RUNNING = 256
 
 
-def add_parser(benchmarks: Any) -> None:
-    """Add this benchmark's command line to the program's."""
-    parser = benchmarks.add_parser("manager", help="what the bookkeeping costs")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
     parser.add_argument("--samples", type=int, default=5, help="timed rounds; the least counts")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -29,11 +29,9 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-def add_parser(benchmarks: Any) -> None:
-    """Add this benchmark's command line to the program's."""
-    parser = benchmarks.add_parser("overhead", help="what a call costs beside its work")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
     parser.add_argument("--samples", type=int, default=30, help="timed rounds; the least counts")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paged_ops import PagedKVCache, write_kv
-from paged_ops.bench.attention.limits import reading
+from paged_ops.bench.attention.limits import readings
 from paged_ops.bench.attention.machine import describe
 from paged_ops.bench.timing import Flusher, interleaved_medians
 from paged_ops.bench.workloads import HEAD_DIM, WORKLOADS, Workload, scattered_tables
@@ -32,13 +31,11 @@ the row's over bfloat16's, "% limit" the time of reading the same blocks in the 
 over the row's."""
 
 
-def add_parser(benchmarks: Any) -> None:
-    """Add this benchmark's command line to the program's."""
-    parser = benchmarks.add_parser("quantised", help="decode over 8-bit caches, and MLA")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
     parser.add_argument("--samples", type=int, default=9, help="timed calls of each candidate")
     parser.add_argument("--block-size", type=int, default=32, help="tokens per block")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    parser.set_defaults(run=run)
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Timed:
 
 
 @torch.inference_mode()
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     """Time each decode workload over each cache dtype, then MLA, each beside its limit."""
     about = describe()
     print(f"{about['machine']}, {about['threads']} threads, {about['date']}")
@@ -66,9 +63,8 @@ def run(options: argparse.Namespace) -> None:
         calls = {cache: each.call for cache, each in timed.items()}
         seconds = interleaved_medians(calls | limits, options.samples, flush)
         rows += _report(name, timed, seconds)
-    if options.json is not None:
-        settings = {"block_size": options.block_size, "samples": options.samples}
-        options.json.write_text(json.dumps({**about, **settings, "results": rows}, indent=2) + "\n")
+    settings = {"block_size": options.block_size, "samples": options.samples}
+    return {**about, **settings, "results": rows}
 
 
 def _report(name: str, timed: dict[str, Timed], seconds: dict[str, float]) -> list[dict[str, Any]]:
@@ -76,21 +72,21 @@ def _report(name: str, timed: dict[str, Timed], seconds: dict[str, float]) -> li
     base = next(iter(timed))
     rows = []
     for cache, each in timed.items():
-        took, limit = seconds[cache], seconds.get(_limit_of(cache))
+        took, limit = seconds[cache], seconds.get(f"reading {cache}")
         figures = {
             "seconds": took,
             "GB/s": each.num_bytes / took / 1e9,
             "speed": seconds[base] / took,
             "bytes": each.num_bytes / timed[base].num_bytes,
         }
-        share = "-" if limit is None else f"{100 * limit / took:.0f}"
+        share = None if limit is None else limit / took
+        percent = "-" if share is None else f"{100 * share:.0f}"
         print(
             f"{name:10} {cache:14} {1e3 * took:8.2f} {figures['GB/s']:6.1f} "
-            f"{figures['speed']:6.2f} {figures['bytes']:6.2f} {share:>8}",
+            f"{figures['speed']:6.2f} {figures['bytes']:6.2f} {percent:>8}",
             flush=True,
         )
-        share_of_limit = None if limit is None else limit / took
-        rows.append({"workload": name, "cache": cache, **figures, "share_of_limit": share_of_limit})
+        rows.append({"workload": name, "cache": cache, **figures, "share_of_limit": share})
     return rows
 
 
@@ -98,85 +94,63 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _limit_of(cache: str) -> str:
-    return f"reading {cache}"
+Pools = Iterator[tuple[str, Tensor, Tensor, Any, int]]
+"""Name, caches and scales of pools with the same contents, and the bytes of a token in each."""
 
 
 def _decode(workload: Workload, block_size: int) -> tuple[dict[str, Timed], dict[str, Any]]:
     """Return the calls over each cache dtype, and the reading of their blocks."""
-    tables = scattered_tables(workload.seq_lens, block_size)
-    num_blocks, num_kv_heads = int((tables >= 0).sum()), workload.num_kv_heads
-    seq_lens = torch.tensor(workload.seq_lens, dtype=torch.int32)
-    query = torch.randn(len(seq_lens), workload.num_heads, HEAD_DIM).bfloat16()
-    tokens = sum(workload.seq_lens) * num_kv_heads
-    timed, limits = {}, {}
-    for dtype in CACHE_DTYPES:
-        pool = PagedKVCache(
-            1, num_blocks, block_size, num_kv_heads, HEAD_DIM, torch.bfloat16, cache_dtype=dtype
-        )
-        _fill(*pool.layer(0), **pool.scales(0))
-        element = dtype.itemsize * 2 * HEAD_DIM + (8 if dtype.itemsize == 1 else 0)
-        timed[_name(dtype)] = Timed(_attending(query, pool, tables, seq_lens), tokens * element)
-        limit = reading(pool.layer(0)[0], tables)
-        if limit is not None:
-            limits[_limit_of(_name(dtype))] = limit
-    return timed, limits
 
+    def pools(num_blocks: int) -> Pools:
+        for dtype in CACHE_DTYPES:
+            shape = 1, num_blocks, block_size, workload.num_kv_heads, HEAD_DIM
+            pool = PagedKVCache(*shape, torch.bfloat16, cache_dtype=dtype)
+            element = dtype.itemsize * 2 * HEAD_DIM + (8 if dtype.itemsize == 1 else 0)
+            num_bytes = workload.num_kv_heads * element
+            yield _name(dtype), *pool.layer(0), pool.scales(0), num_bytes
 
-def _attending(
-    query: Tensor, pool: PagedKVCache, tables: Tensor, seq_lens: Tensor
-) -> Callable[[], object]:
-    attention: Any = torch.ops.paged.attention.default
-    return lambda: attention(query, *pool.layer(0), tables, seq_lens, **pool.scales(0))
-
-
-def _fill(
-    key_cache: Tensor,
-    value_cache: Tensor,
-    *,
-    key_scale: Tensor | None,
-    value_scale: Tensor | None,
-) -> None:
-    """Write normal keys and values everywhere, a part at a time: the same into every pool."""
-    num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(1024, num_kv_heads, head_dim, generator=generator).bfloat16()
-    values = rows[..., : value_cache.shape[3]]
-    for start in range(0, num_blocks * block_size, len(rows)):
-        slots = torch.arange(start, min(start + len(rows), num_blocks * block_size))
-        write_kv(
-            rows[: len(slots)],
-            values[: len(slots)],
-            key_cache,
-            value_cache,
-            slots,
-            key_scale=key_scale,
-            value_scale=value_scale,
-        )
+    query = torch.randn(len(workload.seq_lens), workload.num_heads, HEAD_DIM).bfloat16()
+    return _candidates(query, workload.seq_lens, block_size, pools)
 
 
 def _latent(num_heads: int, block_size: int) -> tuple[dict[str, Timed], dict[str, Any]]:
     """Return the same over latent rows: one KV head, values the begin of its keys."""
-    tables = scattered_tables(LATENT_LENS, block_size)
-    num_blocks = int((tables >= 0).sum())
-    seq_lens = torch.tensor(LATENT_LENS, dtype=torch.int32)
-    query = torch.randn(len(seq_lens), num_heads, LATENT_DIM).bfloat16()
+
+    def pools(num_blocks: int) -> Pools:
+        for dtype in CACHE_DTYPES[:2]:
+            latent = torch.zeros(num_blocks, block_size, 1, LATENT_DIM, dtype=dtype)
+            scale = None if dtype == torch.bfloat16 else torch.zeros(latent.shape[:3])
+            scales = {"key_scale": scale, "value_scale": scale}
+            element = dtype.itemsize * LATENT_DIM + (0 if scale is None else 4)
+            yield _name(dtype), latent, latent[..., :LATENT_DIM_V], scales, element
+
+    query = torch.randn(len(LATENT_LENS), num_heads, LATENT_DIM).bfloat16()
+    return _candidates(query, LATENT_LENS, block_size, pools)
+
+
+def _candidates(
+    query: Tensor, lens: tuple[int, ...], block_size: int, pools: Callable[[int], Pools]
+) -> tuple[dict[str, Timed], dict[str, Any]]:
+    """Fill each pool; return a call over it, and the reading of its blocks."""
+    tables = scattered_tables(lens, block_size)
+    seq_lens = torch.tensor(lens, dtype=torch.int32)
     attention: Any = torch.ops.paged.attention.default
-    timed, limits = {}, {}
-    for dtype in CACHE_DTYPES[:2]:
-        latent = torch.zeros(num_blocks, block_size, 1, LATENT_DIM, dtype=dtype)
-        scale = None if dtype == torch.bfloat16 else torch.zeros(latent.shape[:3])
-        caches = latent, latent[..., :LATENT_DIM_V]
-        scales = {"key_scale": scale, "value_scale": scale}
-        _fill(*caches, key_scale=scale, value_scale=scale)
-        call = _bound(attention, query, *caches, tables, seq_lens, **scales)
-        element = dtype.itemsize * LATENT_DIM + (0 if scale is None else 4)
-        timed[_name(dtype)] = Timed(call, sum(LATENT_LENS) * element)
-        limit = reading(latent, tables)
-        if limit is not None:
-            limits[_limit_of(_name(dtype))] = limit
+    timed: dict[str, Timed] = {}
+    limits: dict[str, Any] = {}
+    for name, key_cache, value_cache, scales, num_bytes in pools(int((tables >= 0).sum())):
+        _fill(key_cache, value_cache, scales)
+        call = partial(attention, query, key_cache, value_cache, tables, seq_lens, **scales)
+        timed[name] = Timed(call, sum(lens) * num_bytes)
+        limits |= readings(key_cache, {f"reading {name}": tables})
     return timed, limits
 
 
-def _bound(function: Any, *args: Any, **kwargs: Any) -> Callable[[], object]:
-    return lambda: function(*args, **kwargs)
+def _fill(key_cache: Tensor, value_cache: Tensor, scales: Any) -> None:
+    """Write normal keys and values everywhere, a part at a time: the same into every pool."""
+    num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(1024, num_kv_heads, head_dim, generator=generator).bfloat16()
+    for slots in torch.arange(num_blocks * block_size).split(len(rows)):
+        keys = rows[: len(slots)]
+        values = keys[..., : value_cache.shape[3]]
+        write_kv(keys, values, key_cache, value_cache, slots, **scales)

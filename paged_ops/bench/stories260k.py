@@ -7,6 +7,7 @@ llama2.c.
 from __future__ import annotations
 
 import itertools
+import json
 import struct
 from pathlib import Path
 
@@ -18,36 +19,11 @@ from paged_ops.demo.model import LanguageModel, ModelConfig
 MODEL, TOKENIZER = "stories260K.bin", "tok512.bin"
 BOS = 1
 
-GREEDY_STORY = """\
-Once upon a time, there was a little girl named Lily. She loved to play outside in the park. \
-One day, she saw a big, red ball. She wanted to play with it, but it was too high.
-Lily's mom said, "Lily, let's go to the park." Lily was sad and didn't know what to do. \
-She said, "I want to play with your ball, but I can't find it."
-Lily was sad and didn't know what to do. She said, "I'm sorry, Lily. I didn't know what to do."
-Lily didn't want to help her mom, so she"""
+_STORIES = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+GREEDY_STORY: str = _STORIES["greedy"]
 """What the model itself says, taking the likeliest token each time."""
 
-WRITTEN_STORIES = (
-    """\
-Tom had a small dog. The dog liked to run in the garden and to dig for bones. One day it rained a \
-lot, and the dog could not go out. "What can we do?" asked Tom. His mom gave him a box and some \
-paint. Tom made a red house for his dog. The dog went in and wagged its tail. "It is happy," said \
-mom. Then the sun came out, and they all went to the garden to play. At night the dog went to \
-sleep in the little red house, and Tom was very proud.""",
-    """\
-Once upon a time, there was a bird named Pip. Pip was small and could not fly yet. Every day she \
-sat in her nest and looked at the big blue sky. "I want to fly," she said to her mom. "You have to \
-wait," said her mom. One day, a strong wind came and the nest began to shake. Pip was scared. She \
-opened her wings and jumped. She did not fall! She was flying over the trees and over the lake. \
-Her mom was so happy. "Look at you!" she said. From that day on, Pip and her mom flew together \
-every morning.""",
-    """\
-Sara and Ben went to the beach with their dad. They had a bucket and a shovel. They wanted to make \
-a big castle in the sand. Sara made the walls and Ben made a tower. Then a wave came and the \
-castle was gone. Ben was sad and he started to cry. "Don't cry," said Sara. "We can make a new \
-one, far away from the water." They worked hard all day. Dad put a flag on the top. When the sun \
-went down, the castle was still there. They learned that it is good to try again.""",
-)
+WRITTEN_STORIES: list[str] = _STORIES["written"]
 """Stories of the same kind that it did not write."""
 
 
@@ -103,9 +79,7 @@ def load_stories260k(folder: Path) -> LanguageModel:
             weights[f"blocks.{layer}.{name}" if is_of_layer else name] = weight
     model = LanguageModel(config)
     model.load_state_dict(weights, strict=True)
-    model.eval()
-    model.requires_grad_(False)
-    return model
+    return model.eval().requires_grad_(False)
 
 
 def _halves_together(weight: Tensor, head_dim: int) -> Tensor:
@@ -139,13 +113,9 @@ def encode(text: str, folder: Path) -> list[int]:
         joined = [a + b for a, b in itertools.pairwise(pieces)]
         best = max(range(len(joined)), key=lambda i: scores.get(joined[i], -torch.inf))
         if joined[best] not in scores:
-            return [BOS, *(ids[_as_token(piece, ids)] for piece in pieces)]
+            # What has no token of its own is a byte.
+            return [BOS, *(ids[p if p in ids else f"<0x{ord(p):02X}>"] for p in pieces)]
         pieces[best : best + 2] = [joined[best]]
-
-
-def _as_token(piece: str, ids: dict[str, int]) -> str:
-    """Return the name of a piece; what has no token of its own is a byte."""
-    return piece if piece in ids else f"<0x{ord(piece):02X}>"
 
 
 def _read_tokens(path: Path) -> dict[str, float]:

@@ -21,15 +21,14 @@ class Workload:
     description: str
     seq_lens: tuple[int, ...]
     query_lens: tuple[int, ...]
-    num_heads: int
-    num_kv_heads: int
-    dtype: torch.dtype
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    dtype: torch.dtype = torch.bfloat16
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V that the call must read once."""
-        element = torch.empty((), dtype=self.dtype).element_size()
-        return 2 * sum(self.seq_lens) * self.num_kv_heads * HEAD_DIM * element
+        return 2 * sum(self.seq_lens) * self.num_kv_heads * HEAD_DIM * self.dtype.itemsize
 
     @property
     def flops(self) -> int:
@@ -52,53 +51,40 @@ def _ragged_lengths(batch: int) -> tuple[int, ...]:
     return tuple(lengths.clamp(16, 4096).int().tolist())
 
 
+_BF16 = torch.bfloat16
+
+
 def _decode(
-    name: str, what: str, lens: tuple[int, ...], heads: tuple[int, int], dtype: torch.dtype
+    name: str, what: str, lens: tuple[int, ...], num_kv_heads: int = 8, dtype: torch.dtype = _BF16
 ) -> Workload:
-    return Workload(name, what, lens, (1,) * len(lens), *heads, dtype)
+    what = f"decode, {what}, 32/{num_kv_heads} heads"
+    return Workload(name, what, lens, (1,) * len(lens), 32, num_kv_heads, dtype)
 
 
-_BF16, _F16, _F32 = torch.bfloat16, torch.float16, torch.float32
-_D1 = "decode, batch 16 x 2048, 32/32 heads"
+_LENS, _ONES = (2048,) * 16, (1,) * 8
 WORKLOADS = (
-    _decode("D0", "decode, 1 x 256, 32/8 heads", (256,), (32, 8), _BF16),
-    _decode("D1-bf16", _D1, (2048,) * 16, (32, 32), _BF16),
-    _decode("D1-fp16", _D1, (2048,) * 16, (32, 32), _F16),
-    _decode("D1-fp32", _D1, (2048,) * 16, (32, 32), _F32),
-    _decode("D2", "decode, batch 16 x 2048, 32/8 heads", (2048,) * 16, (32, 8), _BF16),
-    _decode("D3", "decode, 1 x 32768, 32/8 heads", (32768,), (32, 8), _BF16),
-    _decode("D4", "decode, batch 64, ragged, 32/8 heads", _ragged_lengths(64), (32, 8), _BF16),
-    Workload("P1-bf16", "prefill, 1 x 2048, 32/32 heads", (2048,), (2048,), 32, 32, _BF16),
-    Workload("P1-fp32", "prefill, 1 x 2048, 32/32 heads", (2048,), (2048,), 32, 32, _F32),
-    Workload("P2", "chunk of 512 on 4096, 32/8 heads", (4608,), (512,), 32, 8, _BF16),
-    Workload(
-        "M1",
-        "8 decodes x 2048 and a chunk of 256, 32/8 heads",
-        (2048,) * 9,
-        (1,) * 8 + (256,),
-        32,
-        8,
-        _BF16,
-    ),
+    _decode("D0", "1 x 256", (256,)),
+    _decode("D1-bf16", "batch 16 x 2048", _LENS, 32),
+    _decode("D1-fp16", "batch 16 x 2048", _LENS, 32, torch.float16),
+    _decode("D1-fp32", "batch 16 x 2048", _LENS, 32, torch.float32),
+    _decode("D2", "batch 16 x 2048", _LENS),
+    _decode("D3", "1 x 32768", (32768,)),
+    _decode("D4", "batch 64, ragged", _ragged_lengths(64)),
+    Workload("P1-bf16", "prefill, 1 x 2048, 32/32 heads", (2048,), (2048,), 32, 32),
+    Workload("P1-fp32", "prefill, 1 x 2048, 32/32 heads", (2048,), (2048,), 32, 32, torch.float32),
+    Workload("P2", "chunk of 512 on 4096, 32/8 heads", (4608,), (512,)),
+    Workload("M1", "8 decodes x 2048 and a chunk of 256, 32/8 heads", (2048,) * 9, (*_ONES, 256)),
 )
 
 WRITES = (
-    Workload("W1-32", "write 2048 tokens, 32 KV heads", (2048,), (1,), 32, 32, _BF16),
-    Workload("W1-8", "write 2048 tokens, 8 KV heads", (2048,), (1,), 32, 8, _BF16),
+    Workload("W1-32", "write 2048 tokens, 32 KV heads", (2048,), (1,), 32, 32),
+    Workload("W1-8", "write 2048 tokens, 8 KV heads", (2048,), (1,)),
 )
 """What `write_kv` is timed with; the query is there to look at what was written."""
 
 CURVES = {
-    "length": [
-        _decode(f"length {length}", "decode, batch 1, 32/8 heads", (length,), (32, 8), _BF16)
-        for length in (512, 2048, 8192, 32768)
-    ],
-    "batch": [
-        _decode(
-            f"batch {batch}", "decode, 2048 tokens, 32/8 heads", (2048,) * batch, (32, 8), _BF16
-        )
-        for batch in (1, 4, 16, 64)
-    ],
+    "length": [_decode(f"length {n}", "batch 1", (n,)) for n in (512, 2048, 8192, 32768)],
+    "batch": [_decode(f"batch {n}", "2048 tokens", (2048,) * n) for n in (1, 4, 16, 64)],
 }
 """Decode workloads of which only one thing changes."""
 

@@ -9,8 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,7 +20,7 @@ from paged_ops.demo.display import choose_display
 from paged_ops.demo.model import LanguageModel, load_model
 from paged_ops.demo.pool_picture import draw_owners, draw_pool, save_image
 from paged_ops.demo.tokenizer import Tokenizer
-from paged_ops.engine import Engine, Occupancy, Request, Sampler, StopRule
+from paged_ops.engine import Engine, Occupancy, Request, Sampler, StepReport, StopRule
 
 PROMPTS = (
     "ROMEO:",
@@ -38,33 +37,20 @@ class Refused(Exception):
     """The flags or prompts ask for something that can't be done; the message says what and why."""
 
 
-class Integer:
-    """Argument type: an integer in a range, both ends included."""
+def number(kind: type[int] | type[float], low: int, high: int) -> Callable[[str], float]:
+    """Return an argument type: an integer or a number in a range, both ends included."""
 
-    def __init__(self, low: int, high: int) -> None:
-        self._low, self._high = low, high
-
-    def __call__(self, text: str) -> int:
-        """Convert the text or refuse it."""
+    def read(text: str) -> float:
         try:
-            value = int(text)
+            value = kind(text)
         except ValueError:
-            value = self._low - 1
-        if not self._low <= value <= self._high:
-            limits = f"an integer from {self._low} to {self._high}"
-            raise argparse.ArgumentTypeError(f"is {text}, expected {limits}")
+            value = math.nan
+        if not low <= value <= high:
+            what = "an integer" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"is {text}, expected {what} from {low} to {high}")
         return value
 
-
-def temperature(text: str) -> float:
-    """Argument type: a number from 0 to 100."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value <= 100.0:
-        raise argparse.ArgumentTypeError(f"is {text}, expected a number from 0 to 100")
-    return value
+    return read
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -81,12 +67,17 @@ def make_parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, default=default, help=f"{what} (default: {default})", **options)  # type: ignore[arg-type]
 
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="default: six built-in ones")
-    add("--max-new-tokens", 96, "tokens to generate per prompt, at most", type=Integer(1, 4096))
-    add("--temperature", 0.0, "0 takes the likeliest token, more samples", type=temperature)
-    add("--seed", 0, "of the samples", type=Integer(0, 2**31))
-    add("--block-size", 8, "tokens per block", type=Integer(1, 256))
-    add("--num-blocks", 32, "blocks of the pool", type=Integer(1, 4096))
-    add("--max-batch", 3, "prompts that run at the same time", type=Integer(1, 1024))
+    add("--max-new-tokens", 96, "tokens to generate per prompt, at most", type=number(int, 1, 4096))
+    add(
+        "--temperature",
+        0.0,
+        "0 takes the likeliest token, more samples",
+        type=number(float, 0, 100),
+    )
+    add("--seed", 0, "of the samples", type=number(int, 0, 2**31))
+    add("--block-size", 8, "tokens per block", type=number(int, 1, 256))
+    add("--num-blocks", 32, "blocks of the pool", type=number(int, 1, 4096))
+    add("--max-batch", 3, "prompts that run at the same time", type=number(int, 1, 1024))
     add("--dtype", "float32", "of the model and the cache", choices=DTYPES)
     parser.add_argument("--image", type=Path, metavar="FILE.png", help="draw the pool over time")
     return parser
@@ -95,7 +86,7 @@ def make_parser() -> argparse.ArgumentParser:
 def refuse_missing(flags: argparse.Namespace) -> None:
     """Refuse to start without what the run would miss only at its end, or with a bare traceback."""
     image: Path | None = flags.image
-    for name in ["safetensors", "tokenizers"] + ["PIL"] * (image is not None):
+    for name in ["safetensors", "tokenizers"] + ["matplotlib"] * (image is not None):
         if importlib.util.find_spec(name) is None:
             raise Refused(f"{name} is not installed: pip install 'paged-ops[demo]'")
     if image is not None and image.suffix.lower() != ".png":
@@ -152,47 +143,33 @@ def shorten(prompt: str) -> str:
     return line if len(line) <= 40 else line[:39] + "…"
 
 
-@dataclass
-class Record:
-    """What is left of a run: the pool in each step, steps with a preemption, work and time."""
-
-    history: list[Occupancy] = field(default_factory=list)
-    preempted_at: list[int] = field(default_factory=list)
-    num_computed: int = 0
-    seconds: float = 0.0
-
-    @property
-    def fullest(self) -> Occupancy:
-        """The pool in the first of the steps that used most blocks."""
-        return max(self.history, key=lambda occupancy: (occupancy.used, occupancy.live_tokens))
-
-
-def run(engine: Engine, tokenizer: Tokenizer, *, live: bool, in_colour: bool) -> Record:
-    """Run every request to its end and show the text as it comes."""
-    record = Record()
+def run(
+    engine: Engine, tokenizer: Tokenizer, *, live: bool, in_colour: bool
+) -> tuple[list[StepReport], float]:
+    """Run every request to its end and show the text as it comes; return the steps and seconds."""
     display = choose_display(engine, tokenizer, live=live, in_colour=in_colour)
+    reports = []
     started = time.perf_counter()
     try:
         for report in engine.run():
-            record.history.append(report.occupancy)
-            record.preempted_at += [report.step] * bool(report.preempted)
-            record.num_computed += report.num_computed
+            reports.append(report)
             display.show(report)
     finally:
-        record.seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started
         display.close()
-    return record
+    return reports, seconds
 
 
-def summarise(engine: Engine, record: Record) -> str:
+def summarise(engine: Engine, reports: Sequence[StepReport], seconds: float) -> str:
     """Say how much was generated, how fast, and how often blocks changed hands."""
     generated = sum(len(request.generated) for request in engine.requests)
     preemptions = sum(request.preemptions for request in engine.requests)
-    columns = zip(*(occupancy.owners for occupancy in record.history), strict=True)
+    num_computed = sum(report.num_computed for report in reports)
+    columns = zip(*(report.occupancy.owners for report in reports), strict=True)
     owners = [set(column) - {-1} for column in columns]
     return (
-        f"{generated} tokens in {record.seconds:.2f} s: {generated / record.seconds:.0f} tokens/s "
-        f"({len(record.history)} steps; {record.num_computed} tokens computed with the prompts)\n"
+        f"{generated} tokens in {seconds:.2f} s: {generated / seconds:.0f} tokens/s "
+        f"({len(reports)} steps; {num_computed} tokens computed with the prompts)\n"
         f"{sum(map(bool, owners))} blocks were used, {sum(len(each) > 1 for each in owners)} of "
         f"them by several requests in turn; requests lost their blocks {preemptions} times"
     )
@@ -270,15 +247,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     print_pool("pool before", engine.occupancy())
     print()
-    record = run(engine, tokenizer, live=live, in_colour=in_colour)
+    reports, seconds = run(engine, tokenizer, live=live, in_colour=in_colour)
     print()
-    print_pool(f"pool at its fullest, step {record.fullest.step}", record.fullest)
-    print(reserved(engine, record.fullest) + "\n")
+    history = [report.occupancy for report in reports]
+    fullest = max(history, key=lambda occupancy: (occupancy.used, occupancy.live_tokens))
+    print_pool(f"pool at its fullest, step {fullest.step}", fullest)
+    print(reserved(engine, fullest) + "\n")
     print_pool("pool after", engine.occupancy())
-    print("\n" + summarise(engine, record))
+    print("\n" + summarise(engine, reports, seconds))
     if flags.image is not None:
         try:
-            size = save_image(record.history, labels, flags.image, preempted_at=record.preempted_at)
+            preempted_at = [report.step for report in reports if report.preempted]
+            size = save_image(history, labels, flags.image, preempted_at=preempted_at)
         except OSError as error:
             parser.error(f"--image is {flags.image}, but it can't be written: {error.strerror}")
         print(f"image: {flags.image}, {size[0]} x {size[1]} pixels")

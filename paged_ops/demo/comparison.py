@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 """How far apart rounding alone may put two scores; about ten times what it does on this model."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Comparison:
     """How an engine's tokens compare with those of contiguous attention.
 
@@ -73,15 +72,15 @@ def compare_with_contiguous(
         for number, (token, scores) in enumerate(contiguous_scores(model, request, sampler)):
             gap = float(scores.max() - scores[token])
             if int(scores.argmax()) == token:
-                result = dataclasses.replace(result, equal=result.equal + 1)
+                result.equal += 1
             elif gap <= tolerance:
-                worst = max(gap, result.worst_gap)
-                result = dataclasses.replace(result, tied=result.tied + 1, worst_gap=worst)
+                result.tied += 1
+                result.worst_gap = max(gap, result.worst_gap)
             else:
-                return dataclasses.replace(
-                    result,
-                    mismatch=f"request {request.index}, new token {number}: the engine chose token "
-                    f"{token}, contiguous attention chooses {int(scores.argmax())}, whose score is "
-                    f"higher by {gap:.3g} (rounding explains {tolerance:.3g})",
+                result.mismatch = (
+                    f"request {request.index}, new token {number}: the engine chose token {token}, "
+                    f"contiguous attention chooses {int(scores.argmax())}, whose score is higher "
+                    f"by {gap:.3g} (rounding explains {tolerance:.3g})"
                 )
+                return result
     return result

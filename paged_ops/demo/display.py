@@ -6,8 +6,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
-from typing import Protocol, TextIO
+from abc import ABC, abstractmethod
 
 from paged_ops.demo.pool_picture import draw_pool, letter, paint
 from paged_ops.demo.tokenizer import Tokenizer
@@ -19,64 +18,53 @@ HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
 PROGRESS_EVERY = 25
 """Steps between two progress lines in a log."""
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-def printable(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """Return the tokens' text with every control character but the line feed replaced."""
-    text = tokenizer.decode(tokens)
-    return "".join(c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-class Display(Protocol):
+class Display(ABC):
     """Told of every step; shows it."""
 
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, in_colour: bool) -> None:
+        self._engine, self._tokenizer, self._in_colour = engine, tokenizer, in_colour
+        self._started = time.perf_counter()
+
+    @abstractmethod
     def show(self, report: StepReport) -> None:
         """Show what a step did."""
 
+    @abstractmethod
     def close(self) -> None:
         """Show what is still held back; the run is over."""
 
-
-class Progress:
-    """The progress line: tokens so far, requests by state, the pool, tokens per second."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._started = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        """Time since the run began."""
-        return time.perf_counter() - self._started
-
-    @property
-    def num_generated(self) -> int:
-        """Tokens generated so far, all requests together."""
-        return sum(len(request.generated) for request in self._engine.requests)
-
-    def line(self, report: StepReport) -> str:
-        """Return the line."""
+    def _progress(self, report: StepReport) -> str:
+        """Say how many tokens there are, which state requests are in, how full the pool is."""
+        generated = sum(len(request.generated) for request in self._engine.requests)
         states = [request.state for request in self._engine.requests]
         waiting = states.count(State.WAITING) + states.count(State.PREEMPTED)
         occupancy = report.occupancy
         return (
-            f"step {report.step}: {self.num_generated} tokens, "
+            f"step {report.step}: {generated} tokens, "
             f"{states.count(State.RUNNING)} running, {waiting} waiting, "
             f"{states.count(State.FINISHED)} finished, "
             f"{occupancy.used}/{len(occupancy.owners)} blocks, "
-            f"{self.num_generated / self.seconds:.0f} tokens/s"
+            f"{generated / (time.perf_counter() - self._started):.0f} tokens/s"
         )
 
+    def _text(self, request: Request) -> str:
+        """Return a request's text with every control character but the line feed replaced."""
+        text = self._tokenizer.decode(request.tokens)
+        printable = (c if c == "\n" or c.isprintable() else REPLACEMENT for c in text)
+        return "".join(printable)
 
-class LineDisplay:
+    def _paint(self, text: str, index: int) -> str:
+        return paint(text, index, in_colour=self._in_colour)
+
+
+class LineDisplay(Display):
     """Streams for logs and pipes: every finished line of text, behind its request's letter."""
 
-    def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, stream: TextIO, *, in_colour: bool
-    ) -> None:
-        self._engine, self._tokenizer, self._stream = engine, tokenizer, stream
-        self._in_colour = in_colour
-        self._progress = Progress(engine)
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, in_colour: bool) -> None:
+        super().__init__(engine, tokenizer, in_colour=in_colour)
         self._shown = [0] * len(engine.requests)  # characters of each request's text
 
     def show(self, report: StepReport) -> None:
@@ -95,46 +83,35 @@ class LineDisplay:
             count = len(self._engine.requests[index].generated)
             self._event(report, index, f"finishes after {count} new tokens")
         if report.step % PROGRESS_EVERY == 0:
-            self._print(f"--- {self._progress.line(report)}")
+            print(f"--- {self._progress(report)}", flush=True)
 
     def close(self) -> None:
         """Nothing is held back once every request has finished."""
 
     def _flush(self, request: Request, *, whole: bool) -> None:
-        text = printable(self._tokenizer, request.tokens)
+        text = self._text(request)
         end = len(text) if whole else text.rfind("\n") + 1
         new = text[self._shown[request.index] : end]
         self._shown[request.index] = max(self._shown[request.index], end)
         for line in new.splitlines():
             if line:
-                self._print(f"{self._name(request.index)} | {line}")
+                print(f"{self._name(request.index)} | {line}", flush=True)
 
     def _event(self, report: StepReport, index: int, what: str) -> None:
-        self._print(f"--- step {report.step}: {self._name(index)} {what}")
+        print(f"--- step {report.step}: {self._name(index)} {what}", flush=True)
 
     def _name(self, index: int) -> str:
-        return paint(letter(index), index, in_colour=self._in_colour)
-
-    def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        return self._paint(letter(index), index)
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """Redraws a block of lines per request, the pool and the progress line in place."""
 
     def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        stream: TextIO,
-        *,
-        in_colour: bool,
-        width: int,
-        text_lines: int,
+        self, engine: Engine, tokenizer: Tokenizer, *, in_colour: bool, width: int, text_lines: int
     ) -> None:
-        self._engine, self._tokenizer, self._stream = engine, tokenizer, stream
-        self._in_colour, self._width, self._text_lines = in_colour, width, text_lines
-        self._progress = Progress(engine)
+        super().__init__(engine, tokenizer, in_colour=in_colour)
+        self._width, self._text_lines = width, text_lines
         self._height = 0  # lines of the frame on the screen
         self._drawn_at = 0.0
 
@@ -146,23 +123,23 @@ class LiveDisplay:
         self._drawn_at = now
         lines = [line for request in self._engine.requests for line in self._block(request)]
         lines += draw_pool(report.occupancy, width=self._width, in_colour=self._in_colour)
-        lines.append(self._progress.line(report)[: self._width - 1])
+        lines.append(self._progress(report)[: self._width - 1])
         self._erase()
-        self._stream.write(HIDE_CURSOR + NO_WRAP + "\n".join(lines) + "\n" + WRAP + SHOW_CURSOR)
-        self._stream.flush()
+        sys.stdout.write(HIDE_CURSOR + NO_WRAP + "\n".join(lines) + "\n" + WRAP + SHOW_CURSOR)
+        sys.stdout.flush()
         self._height = len(lines)
 
     def close(self) -> None:
         """Put every request's whole text in the place of the last frame."""
         self._erase()
         for request in self._engine.requests:
-            print(self._title(request), file=self._stream)
-            for line in printable(self._tokenizer, request.tokens).strip().splitlines():
-                print(f"  {line}", file=self._stream)
-        self._stream.flush()
+            print(self._title(request))
+            for line in self._text(request).strip().splitlines():
+                print(f"  {line}")
+        sys.stdout.flush()
 
     def _block(self, request: Request) -> list[str]:
-        text = printable(self._tokenizer, request.tokens).rstrip()
+        text = self._text(request).rstrip()
         lines = [
             wrapped
             for line in text.splitlines()
@@ -175,11 +152,11 @@ class LiveDisplay:
     def _title(self, request: Request) -> str:
         count = len(request.generated)
         title = f"{letter(request.index)}  {request.state.value}, {count} new tokens"
-        return paint(title, request.index, in_colour=self._in_colour)
+        return self._paint(title, request.index)
 
     def _erase(self) -> None:
         if self._height:
-            self._stream.write(f"\x1b[{self._height}A\r\x1b[J")
+            sys.stdout.write(f"\x1b[{self._height}A\r\x1b[J")
             self._height = 0
 
 
@@ -191,11 +168,6 @@ def choose_display(engine: Engine, tokenizer: Tokenizer, *, live: bool, in_colou
     text_lines = min(4, (size.lines - 2 - pool_lines) // max(1, requests) - 1)
     if live and text_lines >= 1:
         return LiveDisplay(
-            engine,
-            tokenizer,
-            sys.stdout,
-            in_colour=in_colour,
-            width=size.columns,
-            text_lines=text_lines,
+            engine, tokenizer, in_colour=in_colour, width=size.columns, text_lines=text_lines
         )
-    return LineDisplay(engine, tokenizer, sys.stdout, in_colour=in_colour)
+    return LineDisplay(engine, tokenizer, in_colour=in_colour)

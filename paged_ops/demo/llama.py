@@ -15,13 +15,8 @@ _NAMES = {  # of the parameters: a part of ours, a part of transformers'
     "blocks.": "model.layers.",
     "attention_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
-    "q_proj": "self_attn.q_proj",
-    "k_proj": "self_attn.k_proj",
-    "v_proj": "self_attn.v_proj",
-    "o_proj": "self_attn.o_proj",
-    "gate_proj": "mlp.gate_proj",
-    "up_proj": "mlp.up_proj",
-    "down_proj": "mlp.down_proj",
+    **{f"{name}_proj": f"self_attn.{name}_proj" for name in "qkvo"},
+    **{f"{name}_proj": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
 
 
@@ -68,8 +63,7 @@ def load_llama(folder: Path = FOLDER, dtype: torch.dtype = torch.float32) -> Lla
     theirs.tie_weights()
     for parameter in theirs.parameters():
         parameter.data = parameter.data.to(dtype)  # rotation angles stay float32
-    theirs.eval()
-    theirs.requires_grad_(False)
+    theirs.eval().requires_grad_(False)
     return theirs
 
 

@@ -44,6 +44,10 @@ class ModelConfig:
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
 
+    def pool_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int, int]:
+        """Return what `paged_ops.PagedKVCache` takes first."""
+        return self.num_layers, num_blocks, block_size, self.num_kv_heads, self.head_dim
+
 
 def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
     """Cosine and sine of each position's angles, float32 ``[max_positions, head_dim // 2]``."""
@@ -160,15 +164,14 @@ class ContiguousAttention:
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        self._keys: list[Tensor | None] = [None] * config.num_layers
-        self._values: list[Tensor | None] = [None] * config.num_layers
+        nothing = torch.empty(0, config.num_kv_heads, config.head_dim)
+        self._past = [(nothing, nothing)] * config.num_layers  # keys and values of each layer
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Append key and value ``[num_tokens, num_kv_heads, head_dim]``, attend causally."""
-        past_key, past_value = self._keys[layer], self._values[layer]
-        if past_key is not None and past_value is not None:
-            key, value = torch.cat([past_key, key]), torch.cat([past_value, value])
-        self._keys[layer], self._values[layer] = key, value
+        past_key, past_value = (past.to(key.dtype) for past in self._past[layer])
+        key, value = torch.cat([past_key, key]), torch.cat([past_value, value])
+        self._past[layer] = key, value
         num_tokens, length = query.shape[0], key.shape[0]
         # End-aligned: new token j sits at position length - num_tokens + j.
         mask = torch.ones(num_tokens, length, dtype=torch.bool, device=query.device)

@@ -7,15 +7,11 @@ without colour a block that is full has a capital letter, one that is partly fil
 from __future__ import annotations
 
 import colorsys
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from paged_ops.engine import Occupancy
-
-if TYPE_CHECKING:
-    from PIL.ImageDraw import ImageDraw
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 BARS = "▁▂▃▄▅▆▇█"
@@ -122,11 +118,10 @@ def draw_owners(
 
 # -------------------------------------------------------------------------------- the PNG
 
-MARGIN_LEFT, MARGIN_RIGHT, MARGIN_TOP = 64, 24, 56
 MAX_COLUMNS = 1040
-"""A longer history is thinned out to as many steps, one pixel each."""
-POOL_HEIGHT, GAP, CURVE_HEIGHT, AXIS_HEIGHT, LEGEND_ROW = 480, 28, 120, 44, 24
-BACKGROUND, EMPTY, INK, FAINT = (255, 255, 255), (240, 240, 243), (40, 40, 48), (205, 205, 212)
+"""A longer history is thinned out to as many steps."""
+POOL_HEIGHT = 480
+EMPTY, INK, FAINT = (240, 240, 243), "#282830", "#e2e2e8"
 
 
 def save_image(
@@ -157,136 +152,61 @@ def save_image(
     (int, int)
         Width and height of the image in pixels.
     """
-    from PIL import Image, ImageDraw
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     title = (
         f"The block pool over {len(history)} steps: {len(history[0].owners)} blocks of "
         f"{history[0].block_size} tokens"
     )
-    history = history[:: -(-len(history) // MAX_COLUMNS)]
-    column = min(24, MAX_COLUMNS // len(history))
-    row = max(1, POOL_HEIGHT // len(history[0].owners))
-    plot_width, plot_height = column * len(history), row * len(history[0].owners)
-    width = MARGIN_LEFT + max(plot_width, 560) + MARGIN_RIGHT
-    curve_top = MARGIN_TOP + plot_height + GAP
-    legend_top = curve_top + CURVE_HEIGHT + AXIS_HEIGHT
+    stride = -(-len(history) // MAX_COLUMNS)
+    history = history[::stride]
+    edges = [occupancy.step - 0.5 for occupancy in history]
+    edges.append(edges[-1] + stride)
     owners = sorted({owner for occupancy in history for owner in occupancy.owners if owner >= 0})
-    height = legend_top + LEGEND_ROW * (len(owners) + 1)
-    image = Image.new("RGB", (width, height), BACKGROUND)
-    pen = ImageDraw.Draw(image)
-    _draw_blocks(pen, history, column, row)
-    _draw_curves(pen, history, column, curve_top)
-    _draw_preemptions(pen, history, preempted_at, column, plot_height)
-    _draw_axes(pen, history, column, row, curve_top)
-    _text(pen, (MARGIN_LEFT, 24), title, size=18)
-    _draw_legend(pen, owners, labels, legend_top, bool(preempted_at))
-    image.save(path, "PNG")
+    size = min(12.0, 7 + len(history) / 40), 8 + len(owners) / 4
+    figure = Figure(size, dpi=90, layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    above.set(title=title, ylabel="block")
+    above.locator_params(integer=True)
+    num_blocks = len(history[0].owners)
+    extent = edges[0], edges[-1], num_blocks - 0.5, -0.5
+    above.imshow(_pixels(history), aspect="auto", interpolation="nearest", extent=extent)
+    for step in preempted_at:
+        above.axvline(step - 0.5, color=INK, marker="v", markevery=[1], clip_on=False)
+    below.set(xlabel="step", ylim=(0, 1.02))
+    below.yaxis.set_major_formatter("{x:.0%}")
+    in_use = [occupancy.used / num_blocks for occupancy in history]
+    below.stairs(in_use, edges, fill=True, color=FAINT)
+    below.stairs([occupancy.utilisation for occupancy in history], edges, color=INK, linewidth=2)
+    patches = [
+        Patch(
+            color=f"#{bytes(colour(owner)).hex()}",
+            label=f"{letter(owner)}   {labels[owner]}".replace("$", r"\$"),
+        )
+        for owner in owners
+    ]
+    note = "pale: slots not filled yet;  line: slots that hold a token;  area: blocks in use"
+    note += ";  triangle: a request preempted" * bool(preempted_at)
+    figure.legend(handles=patches, title=note, loc="outside lower left", alignment="left")
+    figure.savefig(path)
+    width, height = figure.canvas.get_width_height()
     return width, height
 
 
-def _text(
-    pen: ImageDraw, xy: tuple[float, float], text: str, anchor: str = "lm", size: int = 14
-) -> None:
-    from PIL import ImageFont
+def _pixels(history: Sequence[Occupancy]) -> Any:
+    """Return ``[num_blocks * rows, steps, 3]``: several rows of pixels for each block."""
+    import numpy
 
-    pen.text(xy, text, INK, ImageFont.load_default(size), anchor)
-
-
-def _draw_blocks(pen: ImageDraw, history: Sequence[Occupancy], column: int, row: int) -> None:
-    for i, occupancy in enumerate(history):
-        left = MARGIN_LEFT + i * column
-        for block, (owner, filled) in enumerate(
-            zip(occupancy.owners, occupancy.filled, strict=True)
-        ):
-            top = MARGIN_TOP + block * row
-            # A row of at least 4 pixels leaves one between neighbours, so that blocks can be told
-            # apart.
-            bottom = top + row - (2 if row >= 4 else 1)
-            box = (left, top, left + column - 1, bottom)
-            if owner < 0:
-                pen.rectangle(box, EMPTY)
-                continue
-            pen.rectangle(box, _paler(colour(owner)))
-            filled_height = round((bottom - top + 1) * filled / occupancy.block_size)
-            if filled_height:
-                pen.rectangle(
-                    (left, top, left + column - 1, top + filled_height - 1), colour(owner)
-                )
-
-
-def _paler(rgb: tuple[int, int, int]) -> tuple[int, int, int]:
-    red, green, blue = ((255 * 2 + channel) // 3 for channel in rgb)
-    return red, green, blue
-
-
-def _draw_curves(pen: ImageDraw, history: Sequence[Occupancy], column: int, curve_top: int) -> None:
-    bottom = curve_top + CURVE_HEIGHT
-    right = MARGIN_LEFT + column * len(history)
-    for share in (0.0, 0.5, 1.0):
-        y = bottom - share * CURVE_HEIGHT
-        pen.line((MARGIN_LEFT, y, right, y), FAINT)
-        _text(pen, (MARGIN_LEFT - 8, y), f"{share:.0%}", "rm")
-    in_use = [occupancy.used / len(occupancy.owners) for occupancy in history]
-    live = [occupancy.utilisation for occupancy in history]
-    for shares, ink in ((in_use, FAINT), (live, INK)):
-        points = [
-            (MARGIN_LEFT + (i + side) * column, bottom - share * CURVE_HEIGHT)
-            for i, share in enumerate(shares)
-            for side in (0, 1)
-        ]
-        if ink == FAINT:
-            pen.polygon([(MARGIN_LEFT, bottom), *points, (right, bottom)], EMPTY, FAINT)
-        else:
-            pen.line(points, ink, 2)
-
-
-def _draw_preemptions(
-    pen: ImageDraw,
-    history: Sequence[Occupancy],
-    preempted_at: Sequence[int],
-    column: int,
-    plot_height: int,
-) -> None:
-    for step in preempted_at:
-        x = MARGIN_LEFT + column * sum(occupancy.step < step for occupancy in history)
-        pen.line((x, MARGIN_TOP, x, MARGIN_TOP + plot_height), INK)
-        pen.polygon([(x - 5, MARGIN_TOP - 10), (x + 5, MARGIN_TOP - 10), (x, MARGIN_TOP - 2)], INK)
-
-
-def _draw_axes(
-    pen: ImageDraw, history: Sequence[Occupancy], column: int, row: int, curve_top: int
-) -> None:
-    num_blocks = len(history[0].owners)
-    every = _tick(num_blocks, 8)
-    for block in range(0, num_blocks, every):
-        _text(pen, (MARGIN_LEFT - 8, MARGIN_TOP + (block + 0.5) * row), str(block), "rm")
-    every = _tick(history[-1].step, 10)
-    for i, (before, occupancy) in enumerate(itertools.pairwise(history), 1):
-        if before.step // every < occupancy.step // every:
-            x = MARGIN_LEFT + (i + 0.5) * column
-            _text(pen, (x, curve_top + CURVE_HEIGHT + 14), str(occupancy.step), "mm")
-    middle = MARGIN_LEFT + column * len(history) / 2
-    _text(pen, (middle, curve_top + CURVE_HEIGHT + 32), "step", "mm")
-    _text(pen, (8, MARGIN_TOP - 14), "block")
-
-
-def _tick(count: int, ticks: int) -> int:
-    """Return the smallest of 1, 2, 5, 10, 20, 50, ... that gives at most ``ticks`` ticks."""
-    unit = 1
-    while True:
-        for factor in (1, 2, 5):
-            if count <= ticks * factor * unit:
-                return factor * unit
-        unit *= 10
-
-
-def _draw_legend(
-    pen: ImageDraw, owners: Sequence[int], labels: Sequence[str], top: int, preempted: bool
-) -> None:
-    for i, owner in enumerate(owners):
-        y = top + LEGEND_ROW * i + LEGEND_ROW / 2
-        pen.rectangle((MARGIN_LEFT, y - 7, MARGIN_LEFT + 20, y + 7), colour(owner))
-        _text(pen, (MARGIN_LEFT + 30, y), f"{letter(owner)}   {labels[owner]}")
-    y = top + LEGEND_ROW * len(owners) + LEGEND_ROW / 2
-    note = "pale: slots not filled yet;  line: slots that hold a token;  area: blocks in use"
-    _text(pen, (MARGIN_LEFT, y), note + ";  triangle: a request preempted" * preempted)
+    num_blocks, block_size = len(history[0].owners), history[0].block_size
+    rows = max(1, POOL_HEIGHT // num_blocks)
+    owners = numpy.array([occupancy.owners for occupancy in history]).T[:, None]
+    filled = numpy.array([occupancy.filled for occupancy in history]).T[:, None]
+    full = numpy.array([*map(colour, range(owners.max() + 1)), EMPTY])  # the owner -1 is the last
+    pale = (2 * 255 + full) // 3
+    pale[-1] = EMPTY
+    is_filled = numpy.arange(rows)[:, None] < numpy.round(filled * rows / block_size)
+    pixels = numpy.where(is_filled[..., None], full[owners], pale[owners])
+    if rows >= 4:
+        pixels[:, -1] = 255  # between neighbours, so that blocks can be told apart
+    return pixels.reshape(num_blocks * rows, len(history), 3).astype(numpy.uint8)

@@ -18,6 +18,7 @@ lowest held-out loss) and ``config.json`` (architecture, flags, the files' diges
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -173,20 +175,16 @@ def optimise(
             return F.cross_entropy(logits, targets)
 
     step_loss: Callable[[Tensor, Tensor], Tensor] = torch.compile(loss_of) if compiled else loss_of
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() == 1]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.dim() > 1]},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": recipe.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
-        betas=(0.9, 0.98),
-        fused=True,
+        groups, betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
     )
     training_loss = 0.0  # running mean over about 50 steps
-    for step, (inputs, targets) in zip(
-        range(recipe.steps), batches(stream, recipe, length), strict=False
-    ):
+    windows = itertools.islice(batches(stream, recipe, length), recipe.steps)
+    for step, (inputs, targets) in enumerate(windows):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(step, recipe)
         loss = step_loss(inputs, targets)
@@ -225,22 +223,22 @@ def train(
         f"learn ({stream_bytes / len(stream):.2f} bytes each), {len(held_out_stream):,} held out"
     )
     started, best = time.monotonic(), math.inf
-    history: list[dict[str, float]] = []
+    config = describe(recipe, architecture, works)
 
     def at_evaluation(step: int, training_loss: float) -> None:
         nonlocal best
         losses = evaluate(model, held_out_stream, held_out_bytes)
-        history.append({"step": step, "training": round(training_loss, 4), **losses})
-        log(f"{time.monotonic() - started:6.0f} s  {json.dumps(history[-1])}")
+        config["history"].append({"step": step, "training": round(training_loss, 4), **losses})
+        log(f"{time.monotonic() - started:6.0f} s  {json.dumps(config['history'][-1])}")
         if losses["nats_per_token"] < best:
             best = losses["nats_per_token"]
             save(model, out)
-            write_config(out, recipe, architecture, works, history)
+            write_config(out, config)
 
     optimise(model, stream, recipe, compiled, at_evaluation)
     results = measure(load_model(out), tokenizer, learnt, held_out)
     results["minutes"] = round((time.monotonic() - started) / 60, 1)
-    write_config(out, recipe, architecture, works, history, results)
+    write_config(out, {**config, "results": results})
     log(json.dumps({name: results[name] for name in ("held_out", "learnt", "minutes")}))
 
 
@@ -264,16 +262,9 @@ def measure(
     }
 
 
-def write_config(
-    folder: Path,
-    recipe: Recipe,
-    architecture: ModelConfig,
-    works: list[Work],
-    history: list[dict[str, float]],
-    results: dict[str, object] | None = None,
-) -> None:
-    """Write ``config.json``: everything a reader needs to judge or to redo the weights."""
-    config = {
+def describe(recipe: Recipe, architecture: ModelConfig, works: list[Work]) -> dict[str, Any]:
+    """Return what ``config.json`` says of a run that begins."""
+    return {
         "architecture": asdict(architecture),
         "training": asdict(recipe),
         "torch": torch.__version__,
@@ -282,9 +273,13 @@ def write_config(
             "held_out": list(HELD_OUT),
             "sha256": {work.file: work.sha256 for work in works},
         },
-        "results": results or {},
-        "history": history,
+        "results": {},
+        "history": [],
     }
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Write ``config.json``: everything a reader needs to judge or to redo the weights."""
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
 
 

@@ -110,14 +110,9 @@ def attend_to_part(
     slopes = options.get("alibi_slopes")
     for call in batch.calls(options.get("causal", True), options.get("sliding_window")):
         options["causal"], options["sliding_window"] = call.causal, call.sliding_window
+        index = call.block_tables, call.seq_lens, call.query_start_loc
         rows_out, rows_lse = attention_with_lse(
-            query[call.rows],
-            key_cache,
-            value_cache,
-            call.block_tables,
-            call.seq_lens,
-            call.query_start_loc,
-            **options,
+            query[call.rows], key_cache, value_cache, *index, **options
         )
         if slopes is not None:
             # Every bias was too large by the same amount, which leaves the output as it is.

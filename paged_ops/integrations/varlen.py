@@ -13,8 +13,6 @@ from torch import Tensor
 from paged_ops.integrations.runs import as_blocks, run_tables
 from paged_ops.integrations.windows import Keys, Window, attention_in_window
 
-_OPS = ("torch_attn::_varlen_attn", "torch_attn::_varlen_attn_out")
-
 
 def enable() -> None:
     """Serve ``torch.nn.attention.varlen.varlen_attn`` and ``varlen_attn_out`` on CPU tensors.
@@ -43,40 +41,26 @@ def enable() -> None:
     torch.Size([4, 2, 32])
     """
     served = {*inspect.signature(_attend).parameters, "out"}
-    for op in _OPS:
-        names = _argument_names(op)
+    for op in (torch.ops.torch_attn._varlen_attn, torch.ops.torch_attn._varlen_attn_out):
+        names = [argument.name for argument in op.default._schema.arguments]
         unknown = sorted(set(names) - served)
         if unknown:
             raise RuntimeError(
-                f"torch {torch.__version__}: {op} takes {', '.join(unknown)}, which is unknown here"
+                f"torch {torch.__version__}: {op.default.name()} takes {', '.join(unknown)}, "
+                f"which is unknown here"
             )
-        kernel = _written_kernel(names) if "out" in names else _kernel(names)
-        torch.library.register_kernel(op, "cpu", kernel)
+        torch.library.register_kernel(op.default, "cpu", _kernel(names))
 
 
-def _argument_names(op: str) -> list[str]:
-    namespace, name = op.split("::")
-    overload = getattr(getattr(torch.ops, namespace), name).default
-    return [argument.name for argument in overload._schema.arguments]
+def _kernel(names: list[str]) -> Callable[..., Any]:
+    """Return the kernel of an op: it returns its output, or writes it into the caller's ``out``."""
 
-
-def _kernel(names: list[str]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Return the kernel of the op that returns its output."""
-
-    def kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        out, lse = _attend(**dict(zip(names, args, strict=False)), **kwargs)
-        return out, lse, torch.zeros(2, dtype=torch.uint64)  # the state of no random numbers
-
-    return kernel
-
-
-def _written_kernel(names: list[str]) -> Callable[..., Tensor]:
-    """Return the kernel of the op that writes its output into a tensor of the caller's."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Tensor:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | kwargs
-        target = given.pop("out")
+        target = given.pop("out", None)
         out, lse = _attend(**given)
+        if target is None:
+            return out, lse, torch.zeros(2, dtype=torch.uint64)  # the state of no random numbers
         if target.shape != out.shape or target.dtype != out.dtype:
             raise ValueError(
                 f"out is {target.dtype} {list(target.shape)}, expected {out.dtype} "
@@ -113,19 +97,13 @@ def _attend(
     elif cu_seq_k is None:
         raise ValueError("cu_seq_k is None, expected offsets: block_table is None")
     else:
-        seq_lens = _used(cu_seq_k.diff(), seqused_k)
+        there = cu_seq_k.diff()
+        seq_lens = there if seqused_k is None else seqused_k
+        if seq_lens.shape != there.shape or bool((seq_lens > there).any()):
+            raise ValueError(
+                f"seqused_k is {seq_lens.tolist()}, expected at most {there.tolist()}, as cu_seq_k"
+            )
         tables = run_tables(cu_seq_k[:-1], seq_lens)
         keys = Keys(as_blocks(key), as_blocks(value), tables, seq_lens)
     out, lse = attention_in_window(query, cu_seq_q, keys, window, {"scale": scale})
     return out, lse.t().contiguous()
-
-
-def _used(seq_lens: Tensor, seqused_k: Tensor | None) -> Tensor:
-    """Return how many keys of each sequence count."""
-    if seqused_k is None:
-        return seq_lens
-    if seqused_k.shape != seq_lens.shape or bool((seqused_k > seq_lens).any()):
-        raise ValueError(
-            f"seqused_k is {seqused_k.tolist()}, expected at most {seq_lens.tolist()}, as cu_seq_k"
-        )
-    return seqused_k

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,8 +67,7 @@ class Window:
         return self
 
 
-@dataclass(frozen=True)
-class Keys:
+class Keys(NamedTuple):
     """Where the keys and values of each sequence are: as for `paged_ops.attention`."""
 
     key_cache: Tensor
@@ -146,9 +146,7 @@ def _one_sided(
     """Attend causally, or to everything that comes after."""
     window = None if left is None else left + 1
     visible: AttentionOptions = {**options, "causal": causal, "sliding_window": window}
-    return attention_with_lse(
-        query, keys.key_cache, keys.value_cache, keys.block_tables, keys.seq_lens, starts, **visible
-    )
+    return attention_with_lse(query, *keys, starts, **visible)
 
 
 def _two_sided(

@@ -128,53 +128,12 @@ def _refuse_keywords(name: str, tensors: dict[str, Any], strategies: list[Strate
             )
 
 
-def _register(name: str) -> None:
-    op, overload = name.split(".")
-    function = getattr(getattr(torch.ops.paged, op), overload)
-    names = [argument.name for argument in function._schema.arguments]
-
-    def rule(*args: Any, **kwargs: Any) -> list[Strategy]:
-        given = dict(zip(names, args, strict=False)) | kwargs
-        # What DTensor hands over for a tensor has placements; scalars and None are left out.
-        tensors = {key: value for key, value in given.items() if hasattr(value, "placements")}
-        strategies = _strategies(name, tensors)
-        _refuse_keywords(name, tensors, strategies)
-        return strategies
-
-    register_sharding(function)(rule)
-
-
 class _Spec(NamedTuple):
     """Where a tensor lies, under the names that DTensor's own description has."""
 
     mesh: DeviceMesh
     shape: torch.Size
     placements: tuple[Placement, ...]
-
-
-def _register_writer(name: str) -> None:
-    """Run a writer on the local parts of its tensors; the written ones are never moved."""
-    op, overload = name.split(".")
-    function = getattr(getattr(torch.ops.paged, op), overload)
-    names = [argument.name for argument in function._schema.arguments]
-
-    def rule(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(zip(names, args, strict=False)) | (kwargs or {})
-        mesh = next(v.device_mesh for v in given.values() if isinstance(v, DTensor))
-        specs = {key: _spec(v, mesh) for key, v in given.items() if isinstance(v, Tensor)}
-        try:
-            strategies = _strategies(name, specs)
-            _refuse_keywords(name, specs, strategies)
-        except ValueError as error:
-            raise RuntimeError(str(error)) from None  # as DTensor raises those of the other ops
-        ((_, placements),) = strategies
-        with torch.no_grad():
-            for key, placement in zip(specs, placements, strict=True):
-                if isinstance(given[key], DTensor):
-                    given[key] = given[key].redistribute(placements=[placement]).to_local()
-        return func(**given)
-
-    torch.library.register_torch_dispatch(f"paged::{op}", DTensor, rule)
 
 
 def _spec(tensor: Tensor, mesh: DeviceMesh) -> _Spec:
@@ -184,8 +143,39 @@ def _spec(tensor: Tensor, mesh: DeviceMesh) -> _Spec:
     return _Spec(mesh, tensor.shape, (Replicate(),))
 
 
-for _name in HEADS:
-    if _name in WRITERS:
-        _register_writer(_name)
+def _register(name: str) -> None:
+    op, overload = name.split(".")
+    function = getattr(getattr(torch.ops.paged, op), overload)
+    names = [argument.name for argument in function._schema.arguments]
+
+    def strategies(*args: Any, **kwargs: Any) -> list[Strategy]:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        # What DTensor hands over for a tensor has placements; scalars and None are left out.
+        tensors = {key: value for key, value in given.items() if hasattr(value, "placements")}
+        found = _strategies(name, tensors)
+        _refuse_keywords(name, tensors, found)
+        return found
+
+    def write(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a writer on the local parts of its tensors; the written ones are never moved."""
+        given = dict(zip(names, args, strict=False)) | (kwargs or {})
+        mesh = next(v.device_mesh for v in given.values() if isinstance(v, DTensor))
+        specs = {key: _spec(v, mesh) for key, v in given.items() if isinstance(v, Tensor)}
+        try:
+            ((_, placements),) = strategies(**specs)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None  # as DTensor raises those of the other ops
+        with torch.no_grad():
+            for key, placement in zip(specs, placements, strict=True):
+                if isinstance(given[key], DTensor):
+                    given[key] = given[key].redistribute(placements=[placement]).to_local()
+        return func(**given)
+
+    if name in WRITERS:
+        torch.library.register_torch_dispatch(function, DTensor, write)
     else:
-        _register(_name)
+        register_sharding(function)(strategies)
+
+
+for _name in HEADS:
+    _register(_name)

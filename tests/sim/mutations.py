@@ -152,8 +152,8 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "accumulators too small",
             _VECTOR,
-            "InitBuffer(acc_buffer_, 2 * rows",
-            "InitBuffer(acc_buffer_, 1 * rows",
+            "acc = NewBuffer<float>(pipe, 2 * rows",
+            "acc = NewBuffer<float>(pipe, 1 * rows",
         ),
         Mutant("cores don't wait for each other", _VECTOR, "AscendC::SyncAll();", ""),
         Mutant("hidden keys not hidden", _VECTOR, "HideScores(step, r);", ""),
@@ -394,8 +394,8 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "more L1 than there is",
             _CUBE,
-            "InitBuffer(tile_buffer_, kTilesInL1",
-            "InitBuffer(tile_buffer_, 16 * kTilesInL1",
+            "(pipe, kTilesInL1",
+            "(pipe, 16 * kTilesInL1",
         ),
         Mutant(
             "a buffer of scores too few",

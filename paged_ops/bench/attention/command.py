@@ -1,10 +1,10 @@
-"""The command line of the benchmark, and the benchmark itself."""
+"""``python -m paged_ops.bench attention``: attention against its peers and the machine's limits."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,38 +18,36 @@ from paged_ops.bench.attention.measure import (
     measure_write,
     present,
 )
+from paged_ops.bench.attention.pictures import draw_curves, draw_workloads
 from paged_ops.bench.attention.report import LEGEND, Table, notes
 from paged_ops.bench.attention.result import Result
 from paged_ops.bench.peers import PEERS, Peer
-from paged_ops.bench.timing import Flusher
+from paged_ops.bench.timing import Flusher, interleaved_medians
 from paged_ops.bench.workloads import CURVES, WORKLOADS, WRITES, Workload
 
 _USUAL_PEERS = [name for name, peer in PEERS.items() if not peer.on_request]
 _NAMES = [*(workload.name for workload in (*WORKLOADS, *WRITES)), *CURVES]
 
 
-def add_parser(benchmarks: Any) -> None:
-    """Add this benchmark's command line to the program's."""
-    parser = benchmarks.add_parser(
-        "attention", help="attention against its peers and the machine's limits"
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
     parser.add_argument("--samples", type=int, default=9, help="timed calls of each candidate")
     parser.add_argument("--block-size", type=int, default=32, help="tokens per block")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=_NAMES, help=", ".join(_NAMES))
+    names, peers = ", ".join(_NAMES), ", ".join(PEERS)
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=_NAMES, help=names)
     parser.add_argument(
         "--peers",
         nargs="+",
         metavar="PEER",
         choices=PEERS,
         default=_USUAL_PEERS,
-        help=f"{', '.join(PEERS)}; by default {', '.join(_USUAL_PEERS)}",
+        help=f"{peers}; by default {', '.join(_USUAL_PEERS)}",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--png", type=Path, metavar="FOLDER", help="write pictures there")
-    parser.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     """Time every chosen workload and print a row for each, as it is done."""
     peers, absent = present({name: PEERS[name] for name in options.peers})
     about = describe()
@@ -60,13 +58,11 @@ def run(options: argparse.Namespace) -> None:
         print(f"{name} left out: {reason}")
     print(f"\n{LEGEND}\n")
     results, curves = _measure(options, peers)
-    if options.json is not None:
-        settings = {"block_size": options.block_size, "samples": options.samples}
-        rows = [*results, *(result for curve in curves.values() for result in curve)]
-        content = {**about, **settings, "absent": absent, "results": [r.as_dict() for r in rows]}
-        options.json.write_text(json.dumps(content, indent=2) + "\n")
     if options.png is not None:
         _draw(options.png, results, curves)
+    settings = {"block_size": options.block_size, "samples": options.samples}
+    rows = [*results, *(result for curve in curves.values() for result in curve)]
+    return {**about, **settings, "absent": absent, "results": [r.as_dict() for r in rows]}
 
 
 @torch.inference_mode()
@@ -74,25 +70,25 @@ def _measure(
     options: argparse.Namespace, peers: Mapping[str, Peer]
 ) -> tuple[list[Result], dict[str, list[Result]]]:
     """Run what was asked for: the workloads, and the curves by name."""
-    table, flush = Table([*peers, INDEX_COPY]), Flusher()
+    table = Table([*peers, INDEX_COPY])
+    clock = partial(interleaved_medians, samples=options.samples, flush=Flusher())
     print(table.header())
 
     def rows(measure: Callable[..., Result], workloads: Iterable[Workload]) -> list[Result]:
         found = []
         for workload in workloads:
-            result = measure(workload, peers, options.block_size, options.samples, flush)
+            result = measure(workload, peers, options.block_size, clock)
             print("\n".join([table.row(result), *notes(result)]), flush=True)
             found.append(result)
         return found
 
-    results = rows(measure_attention, _chosen(WORKLOADS, options.only))
-    results += rows(measure_write, _chosen(WRITES, options.only))
-    curves = {name: CURVES[name] for name in CURVES if options.only is None or name in options.only}
+    def is_chosen(name: str) -> bool:
+        return options.only is None or name in options.only
+
+    results = rows(measure_attention, [w for w in WORKLOADS if is_chosen(w.name)])
+    results += rows(measure_write, [w for w in WRITES if is_chosen(w.name)])
+    curves = {name: curve for name, curve in CURVES.items() if is_chosen(name)}
     return results, {name: rows(measure_attention, curve) for name, curve in curves.items()}
-
-
-def _chosen(workloads: Sequence[Workload], names: Sequence[str] | None) -> list[Workload]:
-    return [workload for workload in workloads if names is None or workload.name in names]
 
 
 def _draw(folder: Path, results: Sequence[Result], curves: Mapping[str, Sequence[Result]]) -> None:
@@ -100,8 +96,6 @@ def _draw(folder: Path, results: Sequence[Result], curves: Mapping[str, Sequence
     if find_spec("matplotlib") is None:
         print("\nno pictures: matplotlib is missing; install paged-ops[plots]")
         return
-    from paged_ops.bench.attention.pictures import draw_curves, draw_workloads
-
     folder.mkdir(parents=True, exist_ok=True)
     if results:
         draw_workloads(folder / "attention.png", results)

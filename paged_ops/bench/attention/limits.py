@@ -11,8 +11,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -70,37 +70,39 @@ def limits(inputs: Inputs) -> dict[str, Callable[[], object]]:
     left, right = torch.randn(2, _SIDE, _SIDE).to(torch.float32 if dtype == torch.half else dtype)
     found: dict[str, Callable[[], object]] = {"matmul": lambda: torch.mm(left, right)}
     order = inputs.block_tables[inputs.block_tables >= 0]
-    for name, tables in (("read", order.sort().values), ("blocks", order)):
-        call = reading(inputs.key_cache, tables)
-        if call is not None:
-            found[name] = call
-    return found
+    return found | readings(inputs.key_cache, {"read": order.sort().values, "blocks": order})
 
 
-def reading(key_cache: Tensor, block_tables: Tensor) -> Callable[[], object] | None:
-    """Return a call that reads whole blocks, as many bytes as lie between two of them.
+def readings(
+    key_cache: Tensor, block_tables: Mapping[str, Tensor]
+) -> dict[str, Callable[[], object]]:
+    """Return calls that read whole blocks, as many bytes as lie between two of them.
 
     Parameters
     ----------
     key_cache : Tensor
         ``[num_blocks, ...]``: where the blocks begin. Those of `PagedKVCache` hold K and V.
-    block_tables : Tensor
-        Block ids in the order of reading; negative ones are none.
+    block_tables : mapping of str to Tensor
+        For each call block ids in the order of reading; negative ones are none.
 
     Returns
     -------
-    callable or None
-        None without a compiler.
+    dict of str to callable
+        Empty without a compiler.
     """
     reader = _reader()
     if reader is None:
-        return None
-    order = block_tables[block_tables >= 0].long()
+        return {}
     size = key_cache.stride(0) * key_cache.element_size()
     assert size % 256 == 0, size
-    pool, pieces = key_cache.data_ptr(), order.data_ptr()
     threads = torch.get_num_threads()
-    return lambda: (reader(pool, pieces, len(order), size, threads), order, key_cache)
+
+    def read(order: Tensor) -> object:
+        return reader(key_cache.data_ptr(), order.data_ptr(), len(order), size, threads)
+
+    return {
+        name: partial(read, tables[tables >= 0].long()) for name, tables in block_tables.items()
+    }
 
 
 @cache
@@ -118,11 +120,6 @@ def _reader() -> Any:
             return None
         function = ctypes.CDLL(str(library)).read_pieces
     function.restype = ctypes.c_uint64
-    function.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_ssize_t,
-        ctypes.c_size_t,
-        ctypes.c_int,
-    ]
+    pointer, count, size = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_size_t
+    function.argtypes = [pointer, pointer, count, size, ctypes.c_int]
     return function

@@ -34,9 +34,9 @@ def _processor() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return platform.processor() or platform.machine()
+        text = ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return model[1] if model else platform.machine()
+    return model[1] if model else platform.processor() or platform.machine()
 
 
 def _packages() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 from paged_ops.bench.attention.limits import limits
 from paged_ops.bench.attention.result import OURS, Result
 from paged_ops.bench.peers import Call, Peer, Unsupported
-from paged_ops.bench.timing import interleaved_medians
 from paged_ops.bench.workloads import Inputs, Workload, make_inputs
+
+Clock = Callable[[dict[str, Callable[[], object]]], dict[str, float]]
+"""Times calls in rotation; returns the median of each."""
 
 INDEX_COPY = "index_copy"
 """What torch itself writes a cache with."""
@@ -29,54 +32,38 @@ def present(peers: Mapping[str, Peer]) -> tuple[dict[str, Peer], dict[str, str]]
 
 
 def measure_attention(
-    workload: Workload,
-    peers: Mapping[str, Peer],
-    block_size: int,
-    samples: int,
-    flush: Callable[[], None],
+    workload: Workload, peers: Mapping[str, Peer], block_size: int, clock: Clock
 ) -> Result:
     """Time attention. A peer whose result differs from ours is reported, not timed."""
     inputs = make_inputs(workload, block_size)
     calls, notes = checked(inputs, peers)
-    bounds = limits(inputs)
-    return _timed(workload, {OURS: ours(inputs), **calls}, bounds, notes, samples, flush)
+    return _timed(workload, {OURS: ours(inputs), **calls}, limits(inputs), notes, clock)
 
 
 def measure_write(
-    workload: Workload,
-    peers: Mapping[str, Peer],
-    block_size: int,
-    samples: int,
-    flush: Callable[[], None],
+    workload: Workload, peers: Mapping[str, Peer], block_size: int, clock: Clock
 ) -> Result:
     """Time writing K and V into the pool, against torch, the peers that write and a plain copy."""
     inputs = make_inputs(workload, block_size)
-    writers = {name: peer for name, peer in peers.items() if peer.write is not None}
-    agreeing, notes = checked(inputs, writers)
-    calls = {name: writers[name].write for name in agreeing}
-    made = {name: write(inputs) for name, write in calls.items() if write is not None}
+    writers = {name: peer.write for name, peer in peers.items() if peer.write is not None}
+    agreeing, notes = checked(inputs, {name: peers[name] for name in writers})
+    made = {name: writers[name](inputs) for name in agreeing}
     key, value = inputs.gathered()
     target = torch.empty_like(key), torch.empty_like(value)
     copy = {"copy": lambda: (target[0].copy_(key), target[1].copy_(value))}
     torch_writes = {INDEX_COPY: _index_copy(inputs, key, value)}
     mine = {OURS: _our_write(inputs, key, value)}
-    result = _timed(workload, {**mine, **torch_writes, **made}, copy, notes, samples, flush)
+    result = _timed(workload, {**mine, **torch_writes, **made}, copy, notes, clock)
     result.is_write = True
     return result
 
 
 def ours(inputs: Inputs) -> Call:
     """Return a call of ``torch.ops.paged.attention``."""
-    arguments = (
-        inputs.query,
-        inputs.key_cache,
-        inputs.value_cache,
-        inputs.block_tables,
-        inputs.seq_lens,
-        inputs.query_start_loc,
-    )
-    attention: Any = torch.ops.paged.attention.default
-    return lambda: attention(*arguments)
+    caches, attention = (inputs.key_cache, inputs.value_cache), torch.ops.paged.attention.default
+    index = inputs.block_tables, inputs.seq_lens, inputs.query_start_loc
+    call: Call = partial(attention, inputs.query, *caches, *index)
+    return call
 
 
 def checked(inputs: Inputs, peers: Mapping[str, Peer]) -> tuple[dict[str, Call], dict[str, str]]:
@@ -110,9 +97,8 @@ def _distance(result: Tensor, expected: Tensor) -> float:
 
 
 def _our_write(inputs: Inputs, key: Tensor, value: Tensor) -> Callable[[], object]:
-    arguments = (key, value, inputs.key_cache, inputs.value_cache, inputs.slots())
-    write_kv: Any = torch.ops.paged.write_kv.default
-    return lambda: write_kv(*arguments)
+    caches, write_kv = (inputs.key_cache, inputs.value_cache), torch.ops.paged.write_kv.default
+    return partial(write_kv, key, value, *caches, inputs.slots())
 
 
 def _index_copy(inputs: Inputs, key: Tensor, value: Tensor) -> Callable[[], object]:
@@ -128,9 +114,8 @@ def _timed(
     calls: Mapping[str, Callable[[], object]],
     bounds: Mapping[str, Callable[[], object]],
     notes: dict[str, str],
-    samples: int,
-    flush: Callable[[], None],
+    clock: Clock,
 ) -> Result:
-    times = interleaved_medians({**calls, **bounds}, samples, flush)
+    times = clock({**calls, **bounds})
     seconds = {name: times[name] for name in calls}
     return Result(workload, seconds, {name: times[name] for name in bounds}, notes)

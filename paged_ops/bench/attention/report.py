@@ -17,18 +17,18 @@ class Table:
     """Lines with one column for each peer."""
 
     def __init__(self, peers: Iterable[str]) -> None:
-        self._peers = list(peers)
+        self._widths = {name: max(7, len(name) + 2) for name in peers}
 
     def header(self) -> str:
         """Return the first line."""
-        peers = "".join(f" {'/ ' + name:>{self._width(name)}}" for name in self._peers)
+        peers = "".join(f" {'/ ' + name:>{width}}" for name, width in self._widths.items())
         return f"{'workload':13} {'ms':>8} {'GB/s':>6} {'GFLOP/s':>8}{peers} {'% limit':>8}"
 
     def row(self, result: Result) -> str:
         """Return the line of a workload."""
-        ratios = result.ratios
         cells = "".join(
-            f" {_number(ratios.get(name), '.2f'):>{self._width(name)}}" for name in self._peers
+            f" {_number(result.ratios.get(name), '.2f'):>{width}}"
+            for name, width in self._widths.items()
         )
         share = result.share_of_limit
         percent = None if share is None else 100 * share
@@ -38,10 +38,6 @@ class Table:
             f"{result.gigabytes_per_second:6.1f} {_number(flops, '.0f'):>8}{cells} "
             f"{_number(percent, '.0f'):>8}"
         )
-
-    @staticmethod
-    def _width(name: str) -> int:
-        return max(7, len(name) + 2)
 
 
 def notes(result: Result) -> list[str]:

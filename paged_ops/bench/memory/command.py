@@ -1,4 +1,4 @@
-"""The command line of the study, and the study itself: which queues it runs and what it prints."""
+"""``python -m paged_ops.bench memory``: pools against contiguous caches; what sharing saves."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import argparse
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from paged_ops.bench.memory.lengths import DISTRIBUTIONS, Request, at_most, read_trace
 from paged_ops.bench.memory.report import (
     COLUMNS,
-    ReuseRow,
     Row,
-    SharingRow,
-    UsageRow,
     as_text,
     draw_reuse,
     draw_usage,
+    usage_row,
     write_csv,
 )
 from paged_ops.bench.memory.reuse import replay
@@ -37,11 +34,8 @@ PAPER_SAVED = {
 }
 
 
-def add_parser(benchmarks: Any) -> None:
-    """Add this study's command line to the program's."""
-    parser = benchmarks.add_parser(
-        "memory", help="how well a pool is used, against contiguous caches; what sharing saves"
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
     parser.add_argument(
         "--trace",
         type=Path,
@@ -54,7 +48,6 @@ def add_parser(benchmarks: Any) -> None:
     parser.add_argument("--slots", type=int, default=TRACE_SLOTS, help="pool of the traces")
     parser.add_argument("--max-length", type=int, help="leave out longer requests of the traces")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="write CSV and PNG files")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -63,14 +56,14 @@ def run(options: argparse.Namespace) -> None:
     for name, meaning in COLUMNS.items():
         print(f"  {name:12} {meaning}")
     traces = {path.stem: read_trace(path) for path in options.trace}
-    usage: list[UsageRow] = []
+    usage: list[Row] = []
     for workload, requests, slots in _workloads(options, traces):
         rows = list(usage_rows(workload, requests, slots))
         print(f"\n{workload}, {len(requests)} requests, {slots} slots\n{as_text(rows)}", flush=True)
         usage += rows
     sharing = sharing_rows(options.requests)
     print(f"\nblocks saved, alpaca-means, block size 16, percent\n{as_text(sharing)}", flush=True)
-    reuse: list[ReuseRow] = []
+    reuse: list[Row] = []
     for workload, requests in traces.items():
         if _has_prefixes(requests):
             rows_found = reuse_rows(workload, requests)
@@ -101,7 +94,7 @@ def _has_prefixes(requests: Sequence[Request]) -> bool:
     return all(request.prefix_blocks for request in requests)
 
 
-def usage_rows(workload: str, requests: Sequence[Request], slots: int) -> Iterator[UsageRow]:
+def usage_rows(workload: str, requests: Sequence[Request], slots: int) -> Iterator[Row]:
     """Run a queue in every way: contiguous with three kinds of reserve, and paged."""
     longest = max(request.prompt + request.output for request in requests)
     reserves: dict[str, Callable[[Request], int]] = {
@@ -111,32 +104,41 @@ def usage_rows(workload: str, requests: Sequence[Request], slots: int) -> Iterat
     }
     for method, reserve in reserves.items():
         usage = contiguous(requests, slots, reserve)
-        yield UsageRow.of(workload, method, usage, None, 0.0)
+        yield usage_row(workload, method, usage, None, 0.0)
     for watermark in WATERMARKS:
         for block_size in BLOCK_SIZES:
             usage = paged(requests, slots, block_size, watermark)
-            yield UsageRow.of(workload, "paged", usage, block_size, watermark)
+            yield usage_row(workload, "paged", usage, block_size, watermark)
 
 
-def sharing_rows(count: int) -> list[SharingRow]:
+def sharing_rows(count: int) -> list[Row]:
     """Answer prompts of the paper's Alpaca means several times each.
 
     Of `count` requests a fourth is sampled, and a tenth, which takes as long, is searched.
     """
     draw = DISTRIBUTIONS["alpaca-means"].draw
-    samples, searches = draw(max(1, count // 4)), draw(max(1, count // 10))
-    saved = {
-        ("parallel sampling", width): parallel_sampling(samples, width) for width in (2, 4, 6)
-    } | {("beam search", width): beam_search(searches, width) for width in (2, 4, 6)}
+    ways = {
+        "parallel sampling": (parallel_sampling, draw(max(1, count // 4))),
+        "beam search": (beam_search, draw(max(1, count // 10))),
+    }
     return [
-        SharingRow(name, width, saving.percent, PAPER_SAVED[name][width])
-        for (name, width), saving in saved.items()
+        {"method": name, "width": width, "saved": answer(requests, width).percent, "paper": paper}
+        for name, (answer, requests) in ways.items()
+        for width, paper in PAPER_SAVED[name].items()
     ]
 
 
-def reuse_rows(workload: str, requests: Sequence[Request]) -> list[ReuseRow]:
+def reuse_rows(workload: str, requests: Sequence[Request]) -> list[Row]:
     """Replay a trace before pools of several sizes, and before one without a limit."""
-    return [ReuseRow.of(workload, replay(requests, size)) for size in (*POOL_BLOCKS, None)]
+    return [
+        {
+            "workload": workload,
+            "num_blocks": size,
+            "found": (reuse := replay(requests, size)).percent,
+            "evictions": reuse.evictions,
+        }
+        for size in (*POOL_BLOCKS, None)
+    ]
 
 
 def _write(folder: Path, tables: dict[str, Sequence[Row]]) -> None:
@@ -148,7 +150,6 @@ def _write(folder: Path, tables: dict[str, Sequence[Row]]) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         print("\nno pictures: matplotlib is missing; install paged-ops[plots]")
         return
-    drawers: dict[str, Callable[..., None]] = {"usage": draw_usage, "reuse": draw_reuse}
-    for name, draw in drawers.items():
+    for name, draw in (("usage", draw_usage), ("reuse", draw_reuse)):
         if tables[name]:
             draw(folder / f"memory-{name}.png", tables[name])

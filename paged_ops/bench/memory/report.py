@@ -4,76 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from paged_ops.bench.memory.reuse import Reuse
 from paged_ops.bench.memory.saturated import Usage
 
-
-@dataclass(frozen=True)
-class UsageRow:
-    """How one way of keeping requests used the pool; shares in percent of all slots."""
-
-    workload: str
-    method: str
-    block_size: int | None
-    watermark: float
-    live: float
-    reserved: float
-    internal: float
-    external: float
-    allocation: float
-    running: float
-    preemptions: float
-
-    @classmethod
-    def of(
-        cls, workload: str, method: str, usage: Usage, block_size: int | None, watermark: float
-    ) -> UsageRow:
-        """Make the row of a queue that was run."""
-        return cls(
-            workload,
-            method,
-            block_size,
-            watermark,
-            usage.share(usage.live),
-            usage.share(usage.reserved),
-            usage.share(usage.internal),
-            usage.share(usage.external),
-            usage.allocation_utilisation,
-            usage.mean_running,
-            usage.preemptions_per_request,
-        )
-
-
-@dataclass(frozen=True)
-class SharingRow:
-    """Blocks that several answers to one prompt save, in percent, beside the paper's figure."""
-
-    method: str
-    width: int
-    saved: float
-    paper: float
-
-
-@dataclass(frozen=True)
-class ReuseRow:
-    """Blocks of a trace's prompts that were found, in percent."""
-
-    workload: str
-    num_blocks: int | None
-    found: float
-    evictions: int
-
-    @classmethod
-    def of(cls, workload: str, reuse: Reuse) -> ReuseRow:
-        """Make the row of a trace that was replayed."""
-        return cls(workload, reuse.num_blocks, reuse.percent, reuse.evictions)
-
-
-Row = UsageRow | SharingRow | ReuseRow
+Row = dict[str, Any]
+"""What is reported of one run, by column."""
 
 COLUMNS = {
     "live": "share of the pool that holds a token: pool utilisation, the paper's figure 2",
@@ -86,10 +23,26 @@ COLUMNS = {
 }
 
 
+def usage_row(
+    workload: str, method: str, usage: Usage, block_size: int | None, watermark: float
+) -> Row:
+    """Say how one way of keeping requests used the pool; shares in percent of all slots."""
+    return {
+        "workload": workload,
+        "method": method,
+        "block_size": block_size,
+        "watermark": watermark,
+        **{part: usage.share(getattr(usage, part)) for part in _PARTS},
+        "allocation": usage.allocation_utilisation,
+        "running": usage.mean_running,
+        "preemptions": usage.preemptions_per_request,
+    }
+
+
 def as_text(rows: Sequence[Row]) -> str:
     """Lay out rows of one kind as a table."""
-    names = [field.name for field in fields(rows[0]) if field.name != "workload"]
-    lines = [names] + [[_cell(getattr(row, name)) for name in names] for row in rows]
+    names = [name for name in rows[0] if name != "workload"]
+    lines = [names] + [[_cell(row[name]) for name in names] for row in rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
@@ -100,9 +53,9 @@ def as_text(rows: Sequence[Row]) -> str:
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Write rows of one kind; what does not apply is empty."""
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(rows[0])])
+        writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+        writer.writerows(rows)
 
 
 def _cell(value: object) -> str:
@@ -111,17 +64,15 @@ def _cell(value: object) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def draw_usage(path: Path, rows: Iterable[UsageRow]) -> None:
+def draw_usage(path: Path, rows: Iterable[Row]) -> None:
     """Draw where the pool goes, for each workload: one bar per method."""
-    groups = _by_workload(row for row in rows if row.watermark == 0)
+    groups = _by_workload(row for row in rows if row["watermark"] == 0)
     figure, axes = _axes(len(groups))
     for axis, (workload, members) in zip(axes, groups.items(), strict=True):
-        labels = [
-            row.method if row.block_size is None else f"paged {row.block_size}" for row in members
-        ]
+        labels = [f"{row['method']} {row['block_size'] or ''}".strip() for row in members]
         bottom = [0.0] * len(members)
         for part, colour in _PARTS.items():
-            values = [getattr(row, part) for row in members]
+            values = [row[part] for row in members]
             axis.bar(labels, values, bottom=bottom, label=part, color=colour)
             bottom = [a + b for a, b in zip(bottom, values, strict=True)]
         axis.set_title(workload)
@@ -131,20 +82,14 @@ def draw_usage(path: Path, rows: Iterable[UsageRow]) -> None:
     figure.savefig(path, dpi=90)
 
 
-def draw_reuse(path: Path, rows: Iterable[ReuseRow]) -> None:
+def draw_reuse(path: Path, rows: Iterable[Row]) -> None:
     """Draw what is found over the size of the pool; without a limit as a dashed line."""
     figure, axes = _axes(1)
     for workload, members in _by_workload(rows).items():
-        limited = [row for row in members if row.num_blocks is not None]
-        (line,) = axes[0].plot(
-            [row.num_blocks for row in limited],
-            [row.found for row in limited],
-            marker="o",
-            label=workload,
-        )
-        for row in members:
-            if row.num_blocks is None:
-                axes[0].axhline(row.found, linestyle="--", color=line.get_color())
+        found = {row["num_blocks"]: row["found"] for row in members}
+        without_limit = found.pop(None)
+        (line,) = axes[0].plot(list(found), list(found.values()), marker="o", label=workload)
+        axes[0].axhline(without_limit, linestyle="--", color=line.get_color())
     axes[0].set_xscale("log")
     axes[0].set_xlabel("blocks of the pool")
     axes[0].set_ylabel("percent of prompt blocks found")
@@ -155,10 +100,10 @@ def draw_reuse(path: Path, rows: Iterable[ReuseRow]) -> None:
 _PARTS = {"live": "#3a7d44", "reserved": "#e0b040", "internal": "#c44e52", "external": "#b0b0b0"}
 
 
-def _by_workload(rows: Iterable[Any]) -> dict[str, list[Any]]:
-    groups: dict[str, list[Any]] = {}
+def _by_workload(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(row.workload, []).append(row)
+        groups.setdefault(row["workload"], []).append(row)
     return groups
 
 

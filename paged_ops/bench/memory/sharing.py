@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from paged_ops.bench.memory.lengths import Request
 from paged_ops.blocks.manager import BlockManager
 
+BLOCK_SIZE = 16
+# The standard deviation of the toy model's logits: the best token has a probability of about 0.8.
+_SHARPNESS = 6.0
 _VOCABULARY = 32  # next tokens that have any weight in the toy language model
 
 
@@ -37,7 +40,7 @@ class Saving:
         return 100 * (1 - self.used / self.unshared)
 
 
-def parallel_sampling(requests: Sequence[Request], width: int, block_size: int = 16) -> Saving:
+def parallel_sampling(requests: Sequence[Request], width: int) -> Saving:
     """Answer every prompt `width` times at once, all answers equally long.
 
     Parameters
@@ -46,14 +49,10 @@ def parallel_sampling(requests: Sequence[Request], width: int, block_size: int =
         The prompts and the lengths of their answers.
     width : int
         Answers per prompt.
-    block_size : int
-        Tokens per block.
     """
     saving = Saving()
     for request in requests:
-        manager = _manager_for(request, width, block_size)
-        sequences = range(width)
-        _start(manager, request, width)
+        manager, sequences = _started(request, width), range(width)
         for _ in range(request.output):
             for sequence in sequences:
                 manager.append(sequence, 1)
@@ -61,19 +60,12 @@ def parallel_sampling(requests: Sequence[Request], width: int, block_size: int =
     return saving
 
 
-def beam_search(
-    requests: Sequence[Request],
-    width: int,
-    block_size: int = 16,
-    sharpness: float = 6.0,
-    seed: int = 0,
-) -> Saving:
+def beam_search(requests: Sequence[Request], width: int) -> Saving:
     """Search every answer with `width` beams, in a toy language model.
 
-    The model's next-token logits are independent normal numbers, `sharpness` is their standard
-    deviation. With the default the best token has a probability of about 0.8 on average. The
-    sharper the model, the longer it takes until all beams descend from one, and the fewer blocks
-    they share. At each step the `width` best continuations of all beams survive.
+    The model's next-token logits are independent normal numbers. The sharper it is, the longer it
+    takes until all beams descend from one, and the fewer blocks they share. At each step the
+    `width` best continuations of all beams survive.
 
     Parameters
     ----------
@@ -81,20 +73,13 @@ def beam_search(
         The prompts and the lengths of their answers.
     width : int
         Beams.
-    block_size : int
-        Tokens per block.
-    sharpness : float
-        The standard deviation of the toy model's logits.
-    seed : int
-        Of the toy model's logits.
     """
-    saving, choose = Saving(), random.Random(seed)
+    saving, choose = Saving(), random.Random(0)
     for request in requests:
-        manager = _manager_for(request, width, block_size)
-        _start(manager, request, width)
+        manager = _started(request, width)
         scores = [0.0] + [-math.inf] * (width - 1)  # the beams are the same at first
         for _ in range(request.output):
-            best = sorted(_continuations(scores, sharpness, choose), reverse=True)[:width]
+            best = sorted(_continuations(scores, choose), reverse=True)[:width]
             scores = [score for score, _ in best]
             _survive(manager, [parent for _, parent in best])
             for sequence in range(width):
@@ -103,15 +88,13 @@ def beam_search(
     return saving
 
 
-def _continuations(
-    scores: Sequence[float], sharpness: float, choose: random.Random
-) -> list[tuple[float, int]]:
+def _continuations(scores: Sequence[float], choose: random.Random) -> list[tuple[float, int]]:
     """Return the log probability of every continuation of every beam, and the beam."""
     found = []
     for beam, score in enumerate(scores):
         if score == -math.inf:
             continue
-        logits = [choose.gauss(0.0, sharpness) for _ in range(_VOCABULARY)]
+        logits = [choose.gauss(0.0, _SHARPNESS) for _ in range(_VOCABULARY)]
         log_sum = math.log(sum(map(math.exp, logits)))
         found += [(score + logit - log_sum, beam) for logit in logits]
     return found
@@ -132,12 +115,11 @@ def _survive(manager: BlockManager, parents: Sequence[int]) -> None:
             manager.fork(parent, names.pop())
 
 
-def _manager_for(request: Request, width: int, block_size: int) -> BlockManager:
-    blocks = -(-(request.prompt + request.output) // block_size)
-    return BlockManager(width * blocks, block_size, prefix_caching=False)
-
-
-def _start(manager: BlockManager, request: Request, width: int) -> None:
+def _started(request: Request, width: int) -> BlockManager:
+    """Return a manager with a prompt, as the first of `width` sequences that share it."""
+    blocks = -(-(request.prompt + request.output) // BLOCK_SIZE)
+    manager = BlockManager(width * blocks, BLOCK_SIZE, prefix_caching=False)
     manager.allocate(0, request.prompt)
     for sequence in range(1, width):
         manager.fork(0, sequence)
+    return manager

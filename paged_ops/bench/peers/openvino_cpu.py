@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paged_ops.bench.peers.peer import Call, Peer, Unsupported
+from paged_ops.bench.peers.peer import Call, Peer, Unsupported, filling
 from paged_ops.bench.workloads import HEAD_DIM, Inputs, Workload
 
 PACKAGE = "openvino"
@@ -37,7 +37,7 @@ def _attention(inputs: Inputs) -> Call:
         raise Unsupported(f"block size {block_size} is not {_BLOCK_SIZE}")
     import openvino
 
-    kind = _kinds()[inputs.workload.dtype]
+    kind = _kind(inputs.workload.dtype)
     properties = {
         "INFERENCE_PRECISION_HINT": kind,
         "KV_CACHE_PRECISION": kind,
@@ -49,21 +49,12 @@ def _attention(inputs: Inputs) -> Call:
     except RuntimeError as error:
         raise Unsupported(f"no model: {str(error).splitlines()[-1]}") from error
     request = model.create_infer_request()
-    return _Call(request, _arguments(inputs), torch.empty_like(inputs.query))
-
-
-class _Call:
-    """One inference; holds the tensors whose memory OpenVINO has only borrowed."""
-
-    def __init__(self, request: Any, arguments: list[Tensor], output: Tensor) -> None:
-        self._request, self._arguments, self._output = request, arguments, output
-        for index, tensor in enumerate(arguments):
-            request.set_input_tensor(index, _borrowed(tensor))
-        request.set_output_tensor(0, _borrowed(output.flatten(1)))
-
-    def __call__(self) -> Tensor:
-        self._request.infer()
-        return self._output
+    arguments, output = _arguments(inputs), torch.empty_like(inputs.query)
+    for index, tensor in enumerate(arguments):
+        request.set_input_tensor(index, _borrowed(tensor))
+    request.set_output_tensor(0, _borrowed(output.flatten(1)))
+    # The call holds the tensors whose memory OpenVINO has only borrowed.
+    return filling(output, lambda *held: request.infer(), *arguments)
 
 
 def _model(workload: Workload) -> Any:
@@ -73,16 +64,12 @@ def _model(workload: Workload) -> Any:
     from openvino import opset13
     from openvino._pyopenvino.op import _PagedAttentionExtension
 
-    kind, integer = _kinds()[workload.dtype], openvino.Type.i32
+    kind, integer = _kind(workload.dtype), openvino.Type.i32
     heads = workload.num_kv_heads
-    cache = [-1, heads, _BLOCK_SIZE, HEAD_DIM]
-    rows = [heads * HEAD_DIM, heads * HEAD_DIM]
+    cache = openvino.PartialShape([-1, heads, _BLOCK_SIZE, HEAD_DIM])
     given = [opset13.parameter([-1, workload.num_heads * HEAD_DIM], kind, name="query")]
-    given += [opset13.parameter([-1, row], kind) for row in rows]
-    given += [
-        opset13.parameter(openvino.PartialShape(cache), kind, name=name)
-        for name in ("key_cache", "value_cache")
-    ]
+    given += [opset13.parameter([-1, heads * HEAD_DIM], kind) for _ in ("key", "value")]
+    given += [opset13.parameter(cache, kind, name=name) for name in ("key_cache", "value_cache")]
     names = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
     given += [opset13.parameter([-1], integer, name=name) for name in names]
     longest = opset13.parameter([], integer, name="max_context_len")
@@ -144,15 +131,11 @@ def _arguments(inputs: Inputs) -> list[Tensor]:
     ]
 
 
-def _kinds() -> dict[torch.dtype, Any]:
+def _kind(dtype: torch.dtype) -> Any:
     from openvino import Type
 
-    return {
-        torch.bfloat16: Type.bf16,
-        torch.float16: Type.f16,
-        torch.float32: Type.f32,
-        torch.int32: Type.i32,
-    }
+    names = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+    return getattr(Type, names.get(dtype, "i32"))
 
 
 def _borrowed(tensor: Tensor) -> Any:
@@ -161,7 +144,7 @@ def _borrowed(tensor: Tensor) -> Any:
 
     bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
     shape = openvino.Shape(tensor.shape)
-    return openvino.Tensor(bits.numpy(), shape, _kinds()[tensor.dtype])
+    return openvino.Tensor(bits.numpy(), shape, _kind(tensor.dtype))
 
 
 PEER = Peer(PACKAGE, absence, _attention)

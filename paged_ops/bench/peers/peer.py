@@ -17,6 +17,16 @@ class Unsupported(Exception):
     """A peer can't run a workload; the message says why."""
 
 
+def filling(result: Tensor, op: Callable[..., object], *arguments: object) -> Call:
+    """Return a call of an op that writes into tensors among its arguments; it returns `result`."""
+
+    def call() -> Tensor:
+        op(*arguments)
+        return result
+
+    return call
+
+
 @dataclass(frozen=True)
 class Peer:
     """An implementation of attention that ours is compared with.

@@ -44,18 +44,16 @@ def _attention(inputs: Inputs) -> Call:
     for sequence, length in enumerate(inputs.workload.query_lens):
         groups.setdefault(length, []).append(sequence)
     masks = [_block_mask(inputs, sequences, new) for new, sequences in groups.items()]
-    order = [sequence for sequences in groups.values() for sequence in sequences]
-    places = [order.index(sequence) for sequence in range(len(order))]
     starts = inputs.query_start_loc[:-1].long()
     rows = [starts[some, None] + torch.arange(new) for new, some in groups.items()]
 
     def call() -> list[Tensor]:
-        outputs: list[Tensor] = []
-        for some, mask in zip(rows, masks, strict=True):
+        outputs: dict[int, Tensor] = {}
+        for sequences, some, mask in zip(groups.values(), rows, masks, strict=True):
             query = inputs.query[some].transpose(1, 2)
             output = compiled(query, key, value, block_mask=mask, enable_gqa=True)
-            outputs += output.transpose(1, 2)
-        return [outputs[place] for place in places]
+            outputs |= zip(sequences, output.transpose(1, 2), strict=True)
+        return [outputs[sequence] for sequence in range(len(outputs))]
 
     try:
         call()

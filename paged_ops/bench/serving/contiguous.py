@@ -50,6 +50,13 @@ def rows_at_longest(jobs: Sequence[Job], num_slots: int, max_length: int) -> int
     return rows
 
 
+WAYS = {
+    "static": (static_cache, rows_at_full_length),
+    "dynamic": (dynamic_cache, rows_at_longest),
+}
+"""The caches, and how many jobs fit each."""
+
+
 def serve(
     model: LlamaForCausalLM,
     jobs: Sequence[Job],
@@ -59,28 +66,23 @@ def serve(
     rows_that_fit: Callable[[Sequence[Job], int, int], int],
 ) -> Outcome:
     """Serve all jobs in batches that fit the memory."""
+    model.set_attn_implementation("sdpa")
     outcome, waiting = Outcome(num_slots), list(jobs)
     start = time.perf_counter()
     while waiting:
         rows = rows_that_fit(waiting, num_slots, max_length)
         batch, waiting = waiting[:rows], waiting[rows:]
         outcome.most_running = max(outcome.most_running, rows)
-        _run_batch(model, batch, new_cache(model, max_length), outcome, start)
+        prompts, num_new = [job.prompt for job in batch], max(job.num_new for job in batch)
+        steps = decode(model, prompts, new_cache(model, max_length), num_new)
+        for done, _ in enumerate(steps, 1):
+            if done == 1:
+                outcome.first_token_seconds += [time.perf_counter() - start] * len(batch)
+            unfinished = [job for job in batch if done <= job.num_new]
+            outcome.tokens += len(unfinished)
+            outcome.live.append(sum(len(job.prompt) + done - 1 for job in unfinished))
     outcome.seconds = time.perf_counter() - start
     return outcome
-
-
-def _run_batch(
-    model: LlamaForCausalLM, batch: Sequence[Job], cache: Cache, outcome: Outcome, start: float
-) -> None:
-    """Run one batch to the end of its longest answer."""
-    steps = decode(model, [job.prompt for job in batch], cache, max(job.num_new for job in batch))
-    for done, _ in enumerate(steps, 1):
-        if done == 1:
-            outcome.first_token_seconds += [time.perf_counter() - start] * len(batch)
-        unfinished = [job for job in batch if done <= job.num_new]
-        outcome.tokens += len(unfinished)
-        outcome.live.append(sum(len(job.prompt) + done - 1 for job in unfinished))
 
 
 def decode(

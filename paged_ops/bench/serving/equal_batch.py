@@ -35,7 +35,23 @@ def speeds(
     block_size : int
         Tokens per block of the paged caches.
     """
-    ways = _ways(build(), build(), prompts, num_new, block_size)
+    contiguous, paged = build(), build()
+    register()
+    contiguous.set_attn_implementation("sdpa")
+    length = len(prompts[0]) + num_new
+    num_blocks = len(prompts) * -(-length // block_size)
+    engine = Engine(
+        PackedModel(paged), num_blocks=num_blocks, block_size=block_size, max_batch=len(prompts)
+    )
+    for prompt in prompts:
+        engine.submit(list(prompt), num_new)
+    dynamic, static = dynamic_cache(contiguous, length), static_cache(contiguous, length)
+    ways: dict[str, Iterator[object]] = {
+        "dynamic": decode(contiguous, prompts, dynamic, num_new),
+        "static": decode(contiguous, prompts, static, num_new),
+        "PagedCache": decode(paged, prompts, PagedCache(paged, num_blocks, block_size), num_new),
+        "engine": engine.run(),
+    }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for steps in ways.values():
         next(steps)
@@ -47,32 +63,3 @@ def speeds(
     return {
         name: len(prompts) / statistics.quantiles(each, n=4)[0] for name, each in seconds.items()
     }
-
-
-def _ways(
-    contiguous: LlamaForCausalLM,
-    paged: LlamaForCausalLM,
-    prompts: Sequence[Sequence[int]],
-    num_new: int,
-    block_size: int,
-) -> dict[str, Iterator[object]]:
-    """Return the runs: each takes the prefill first, and then step after step."""
-    register()
-    contiguous.set_attn_implementation("sdpa")
-    length = len(prompts[0]) + num_new
-    num_blocks = len(prompts) * -(-length // block_size)
-    engine = Engine(
-        PackedModel(paged), num_blocks=num_blocks, block_size=block_size, max_batch=len(prompts)
-    )
-    for prompt in prompts:
-        engine.submit(list(prompt), num_new)
-    caches = {
-        "dynamic": dynamic_cache(contiguous, length),
-        "static": static_cache(contiguous, length),
-        "PagedCache": PagedCache(paged, num_blocks, block_size),
-    }
-    runs: dict[str, Iterator[object]] = {
-        name: decode(paged if name == "PagedCache" else contiguous, prompts, cache, num_new)
-        for name, cache in caches.items()
-    }
-    return runs | {"engine": engine.run()}

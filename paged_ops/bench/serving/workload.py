@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -45,17 +46,11 @@ class Shape:
         return self.num_layers * 2 * self.num_kv_heads * 64 * 4
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """One request: its prompt's ids, and how many tokens its answer has."""
 
     prompt: list[int]
     num_new: int
-
-    @property
-    def length(self) -> int:
-        """Tokens that it has in the cache at its end; the last one is never fed back."""
-        return len(self.prompt) + self.num_new - 1
 
 
 def make_jobs(count: int, max_length: int, vocab_size: int) -> list[Job]:
