@@ -24,8 +24,8 @@ KERNELS = (PACKAGE / "csrc" / "cpu", ROOT / "op_kernel")
 FOREIGN = {
     "_C": "torch._C, torch's own core; torch.ops._C, where vLLM and SGLang register their ops",
     "_PagedAttentionExtension": "OpenVINO's paged attention, which has no public name",
-    "_apply": "torch.nn.Module's hook for `to`, made to be overridden",
     "_attn_implementation": "where a transformers model keeps which attention it has",
+    "_buffers": "where torch.nn.Module keeps its buffers",
     "_check": "torch's check of an argument that a traced call keeps",
     "_cpu_isa": "an op of this library that tells a fact about the build",
     "_dynamo": "torch.compile's switches and counters",
@@ -34,6 +34,9 @@ FOREIGN = {
     "_is_amx_tile_supported": "of torch.cpu, without a public name",
     "_npu_attention_kernel": "an op of this library that tells a fact about the build",
     "_schema": "of a torch.ops overload",
+    "_supports_logits_to_keep": "what a transformers model says of its forward",
+    "_varlen_attn": "torch's op under varlen_attn, which asks a kernel to be registered for it",
+    "_varlen_attn_out": "the same, for a given output",
 }
 """Underscore names of other projects, or of torch.ops.paged, that the package may use: and why."""
 
@@ -89,8 +92,20 @@ def is_foreign(node: ast.AST) -> bool:
     return ast.unparse(node.value) not in ("self", "cls", "super()")
 
 
+def own_names(tree: ast.Module) -> set[str]:
+    """Return the underscore names that the classes of a module give their objects."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names |= {node.attr} if ast.unparse(node.value) == "self" else set()
+    return names
+
+
 def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Find names with an underscore that belong to another module or another object."""
+    """Find names with an underscore that belong to another module."""
+    own = own_names(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
@@ -98,6 +113,8 @@ def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     yield node.lineno, alias.name
         # What is below a private name is found with that name.
         elif isinstance(node, ast.Attribute) and is_foreign(node) and not is_foreign(node.value):
+            if node.attr in own:
+                continue
             yield node.lineno, node.attr
 
 
