@@ -334,12 +334,9 @@ class Books:
         """Return how many tokens are meant, and their ids where they matter and are known."""
         if type(tokens) is int and tokens >= 0:  # nearly always; the rest is slower
             return tokens, None
-        dimensions = getattr(tokens, "ndim", 0)  # of an array or a tensor; len() sees the first one
-        if dimensions > 1:
-            raise TypeError(f"tokens has {dimensions} dimensions, expected 1")
-        if dimensions == 1 or (isinstance(tokens, Sequence) and not isinstance(tokens, str)):
-            ids = token_array(tokens) if self._first.prefix_caching else None  # type: ignore[arg-type]
-            return len(tokens), ids  # type: ignore[arg-type]
+        if getattr(tokens, "ndim", 0) or isinstance(tokens, Sequence):
+            ids = token_array(tokens)  # type: ignore[arg-type]
+            return len(ids), ids if self._first.prefix_caching else None
         if not hasattr(tokens, "__index__"):
             raise TypeError(f"tokens is {tokens!r}, expected a count or a sequence of token ids")
         return checked_int("tokens", tokens, 0), None

@@ -32,7 +32,11 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from paged_ops.arguments import checked_int
+
+INT64_MIN = -(2**63)
 
 ROOT = hashlib.sha256(b"paged-ops block v1").digest()
 """The parent of every first block."""
@@ -167,13 +171,29 @@ def chain_digests(
     return digests
 
 
-def token_array(tokens: Iterable[int]) -> array[int]:
-    """Return token ids as an array of 64-bit integers, or refuse them."""
-    listed = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+def token_array(tokens: Sequence[int]) -> array[int]:
+    """Return token ids as an array of 64-bit integers, or refuse them.
+
+    Any sequence of integers is read as integers, `bytes` and arrays of any type included.
+    """
+    dimensions = getattr(tokens, "ndim", 0)  # of an array or a tensor
+    if dimensions > 1:
+        raise TypeError(f"tokens has {dimensions} dimensions, expected 1")
+    if isinstance(tokens, str) or not (dimensions or isinstance(tokens, Sequence)):
+        raise TypeError(f"tokens is {tokens!r}, expected a sequence of token ids")
+    # An array's own buffer would be taken for 64-bit integers, whatever it holds.
+    listed: list[int] = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
     try:
-        return array("q", listed)
-    except (TypeError, OverflowError) as error:
+        if set(map(type, listed)) <= {int}:  # nearly always
+            return array("q", listed)
+        return array("q", [checked_int("a token", _as_python(each), INT64_MIN) for each in listed])
+    except (TypeError, OverflowError, ValueError) as error:
         raise TypeError(f"tokens holds something that is no 64-bit integer: {error}") from None
+
+
+def _as_python(value: Any) -> Any:
+    """Return a scalar of an array library as Python's, which tells a bool from an integer."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _little_endian(tokens: array[int]) -> bytes:

@@ -323,7 +323,7 @@ class Ledger:
         """Let held blocks be found by their digests, because what these name is written."""
         self.note((self, self.rebuild))  # a content is there, or is forgotten
         for digest, block in contents:
-            self.stock.prefix.publish(digest, block)
+            self.stock.publish(digest, block)
 
     def flush(self) -> None:
         """Forget all contents, and begin a generation that no present request belongs to."""

@@ -5,6 +5,11 @@ found; when the last one leaves it becomes idle: it counts as free, keeps its co
 the end of a queue, from whose front blocks are evicted. Requests leave their last block first, so
 the end of a chain is always nearer to the front than what it depends on.
 
+Requests that compute one content at once publish it twice. All of these twins are listed, and one
+of them is found; when that one goes, the next takes its place. No table ever changes for it, so
+whatever was built from a table stays right. A block that nobody holds is worth nothing beside a
+twin, so idle blocks have none.
+
 `Stock` owns the one instance. Every method that concerns one block is O(1).
 """
 
@@ -21,8 +26,9 @@ class PrefixCache:
     """The published blocks of a pool."""
 
     def __init__(self) -> None:
-        self._blocks: dict[bytes, int] = {}  # digest -> block
-        self._digests: dict[int, bytes] = {}  # block -> digest: the same pairs
+        self._digests: dict[int, bytes] = {}  # what is listed: block -> digest
+        self._blocks: dict[bytes, int] = {}  # digest -> the block that is found
+        self._twins: dict[bytes, dict[int, None]] = {}  # digest -> the others, where there are any
         self._idle: OrderedDict[int, None] = OrderedDict()  # the first is evicted next
         self._streams: list[weakref.ref[EventStream]] = []
 
@@ -48,28 +54,51 @@ class PrefixCache:
         return iter(self._idle)
 
     def stored(self) -> Iterator[Stored]:
-        """List every published block as an event."""
+        """List every content that is found as an event."""
         return (Stored(digest, block) for digest, block in self._blocks.items())
 
-    def publish(self, digest: bytes, block: int) -> None:
-        """List a block that a request holds. Of blocks with one content the first stays listed."""
-        if digest not in self._blocks and block not in self._digests:
-            self._blocks[digest] = block
-            self._digests[block] = digest
-            if self._streams:
-                self._tell(Stored(digest, block))
+    def publish(self, digest: bytes, block: int) -> list[int]:
+        """List a block that a request holds; return the idle block that it makes worthless."""
+        if block in self._digests:
+            return []
+        found = self._blocks.setdefault(digest, block)
+        if found != block:
+            self._twins.setdefault(digest, {})[block] = None
+        self._digests[block] = digest
+        if found == block:
+            self._tell(Stored(digest, block))
+        elif found in self._idle:
+            del self._idle[found]
+            self.unpublish(found)
+            return [found]
+        return []
 
     def unpublish(self, block: int) -> None:
         """Forget the content of a block that is about to change. It must not be idle."""
         digest = self._digests.pop(block, None)
-        if digest is not None:
+        if digest is None:
+            return
+        twins = self._twins.get(digest, {})
+        if self._blocks[digest] != block:
+            del twins[block]
+        else:
             del self._blocks[digest]
-            if self._streams:
-                self._tell(Removed(digest, block))
+            self._tell(Removed(digest, block))
+            if twins:
+                heir = next(iter(twins))
+                del twins[heir]
+                self._blocks[digest] = heir
+                self._tell(Stored(digest, heir))
+        if not twins:
+            self._twins.pop(digest, None)
 
     def retire(self, block: int) -> bool:
-        """Make a block idle that its last request has left; say whether it is a published one."""
-        if block not in self._digests:
+        """Make a block idle that its last request has left; say whether that is worth while."""
+        digest = self._digests.get(block)
+        if digest is None:
+            return False
+        if digest in self._twins:
+            self.unpublish(block)
             return False
         self._idle[block] = None
         return True
@@ -87,9 +116,10 @@ class PrefixCache:
     def clear(self) -> list[int]:
         """Forget every content and return the blocks that were idle, the longest idle first."""
         idle = list(self._idle)
+        self._digests.clear()
         self._idle.clear()
         self._blocks.clear()
-        self._digests.clear()
+        self._twins.clear()
         self._tell(Cleared())
         return idle
 
@@ -99,6 +129,8 @@ class PrefixCache:
 
     def _tell(self, event: Event) -> None:
         """Tell the streams that still live, and forget the others."""
+        if not self._streams:
+            return
         streams = [stream for ref in self._streams if (stream := ref()) is not None]
         if len(streams) < len(self._streams):
             self._streams = [weakref.ref(stream) for stream in streams]
@@ -108,26 +140,43 @@ class PrefixCache:
     def rebuild(self, counts: Sequence[int]) -> None:
         """Mend all lists after a change that was broken off.
 
-        A content that is not listed from both sides is forgotten; the blocks without owner are
-        idle. Who follows starts over.
+        What is listed counts: a block is struck off before anything else, and entered after it. The
+        blocks without owner are idle. Who follows starts over.
         """
-        pairs = {b: digest for digest, b in self._blocks.items() if self._digests.get(b) == digest}
-        idle = [block for block in (*self._idle, *pairs) if block in pairs and not counts[block]]
-        self._digests, self._blocks = pairs, {digest: block for block, digest in pairs.items()}
-        self._idle = OrderedDict.fromkeys(idle)
+        idle = [block for block in (*self._idle, *self._digests) if block in self._digests]
+        idle = [block for block in dict.fromkeys(idle) if not counts[block]]
+        blocks: dict[bytes, int] = {}
+        twins: dict[bytes, dict[int, None]] = {}
+        held = [block for block in self._digests if counts[block]]
+        for block in (*held, *idle):  # an idle block is listed if there is no other
+            found = blocks.setdefault(self._digests[block], block)
+            if found != block and counts[block]:
+                twins.setdefault(self._digests[block], {})[block] = None
+        listed = {*blocks.values(), *(block for others in twins.values() for block in others)}
+        self._digests = {b: digest for b, digest in self._digests.items() if b in listed}
+        self._blocks, self._twins = blocks, twins
+        self._idle = OrderedDict((block, None) for block in idle if block in listed)
         for ref in self._streams:
             if (stream := ref()) is not None:
                 stream.start_over()
 
     def check(self) -> None:
-        """Prove that digests and blocks are listed in pairs, and that idle blocks have digests.
+        """Prove that blocks and digests are listed from both sides, and that idle blocks have one.
 
         Raises
         ------
         AssertionError
             They are not.
         """
-        if {block: digest for digest, block in self._blocks.items()} != self._digests:
+        listed = {block: digest for digest, block in self._blocks.items()}
+        for digest, twins in self._twins.items():
+            if digest not in self._blocks or not twins:
+                raise AssertionError("a content has twins, but no block is found by it")
+            listed |= dict.fromkeys(twins, digest)
+        num_listed = len(self._blocks) + sum(map(len, self._twins.values()))
+        if listed != self._digests or num_listed != len(self._digests):
             raise AssertionError("the digests of the blocks and the blocks of the digests differ")
         if not self._idle.keys() <= self._digests.keys():
             raise AssertionError("a cached block has no digest")
+        if any(self._digests[block] in self._twins for block in self._idle):
+            raise AssertionError("a cached block has a twin, so it is worth nothing")

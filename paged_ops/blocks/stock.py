@@ -82,6 +82,10 @@ class Stock:
             if not self.counts[block] and not self.prefix.retire(block):
                 self.free.append(block)
 
+    def publish(self, digest: bytes, block: int) -> None:
+        """Let a held block be found; an idle one with its content becomes plain free."""
+        self.free += self.prefix.publish(digest, block)
+
     def forget(self) -> None:
         """Make everything unfindable. Of the free blocks, those that could be found go out last."""
         self.free[:0] = reversed(self.prefix.clear())

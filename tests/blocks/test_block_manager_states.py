@@ -258,7 +258,11 @@ def cached_state(paged: PagedLists) -> Any:
             for name, listed in ((name, paged.requests[name]) for name in order)
         )
         idle = renamed(paged.idle)
-        return requests, idle, sorted(zip(paged.found, renamed(paged.found.values()), strict=True))
+        found = sorted(
+            (text, *renamed([block, *paged.twins.get(text, [])]))
+            for text, block in paged.found.items()
+        )
+        return requests, idle, found
 
     return repr(min(map(form, itertools.permutations(paged.requests))))
 

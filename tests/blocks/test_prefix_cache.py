@@ -12,7 +12,9 @@ import pytest
 from paged_ops.blocks.digest import ExtraKey, chain_digests
 from paged_ops.blocks.errors import OutOfBlocks
 from paged_ops.blocks.events import Cleared, Removed, Stored
+from paged_ops.blocks.layer_groups import LayerGroup, LayerGroups
 from paged_ops.blocks.manager import BlockManager
+from paged_ops.blocks.swap import SwapSpace
 
 A = list(range(100, 120))  # two prompts that share nothing
 B = list(range(200, 220))
@@ -116,17 +118,124 @@ def test_a_manager_without_prefix_caching_finds_and_keeps_nothing() -> None:
     assert manager.stats().prompt_tokens == 0
 
 
+# ------------------------------------------------------------------ twins
+
+
 def test_two_requests_that_compute_the_same_prompt_at_once_keep_their_own_blocks() -> None:
     manager = BlockManager(8, 4)
     manager.allocate("a", A[:9])
     manager.allocate("b", A[:9])
+    with manager.lock, manager.ledger as ledger:
+        before = [(h.table.copy(), h.version, h.rewrites) for h in ledger.requests.values()]
     manager.commit("a")
     manager.commit("b")
+    with manager.lock, manager.ledger as ledger:  # so batches that were built stay right
+        now = [(h.table, h.version, h.rewrites) for h in ledger.requests.values()]
+    assert now == before
     assert not set(manager.block_table("a")) & set(manager.block_table("b"))
     manager.free("b")
     assert manager.num_cached == 0
     manager.free("a")
     assert manager.num_cached == 2
+    manager.check()
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_what_two_requests_have_computed_is_found_as_long_as_one_of_them_lives(first: str) -> None:
+    manager = BlockManager(6, 4)
+    for request in ("a", "b"):
+        manager.allocate(request, A[:8])
+    for request in ("a", "b"):
+        manager.commit(request)
+    manager.free(first)
+    assert manager.num_cached == 0  # what the other one holds is worth as much
+    run(manager, "others", B[:16])
+    manager.check()
+    assert manager.lookup(A[:9]) == 8
+    assert manager.allocate("c", A[:9]) == 8
+    other = {"a": "b", "b": "a"}[first]
+    assert manager.block_table("c")[:2] == manager.block_table(other)
+
+
+def test_a_twin_takes_the_place_of_a_block_that_is_cut_or_written_anew() -> None:
+    manager = BlockManager(8, 4)
+    for request in ("a", "b", "c"):
+        manager.allocate(request, A[:8])
+    for request in ("a", "b", "c"):
+        manager.commit(request)
+    manager.check()
+    manager.truncate("a", 3)
+    manager.append("a", B[:5])
+    manager.commit("a")
+    assert manager.lookup(A[:9]) == 8
+    manager.free("b")
+    assert manager.lookup(A[:9]) == 8
+    manager.truncate("c", 4)
+    assert manager.lookup(A[:9]) == 4
+    manager.check()
+
+
+def test_a_cached_block_gives_way_to_one_that_is_held() -> None:
+    manager = BlockManager(6, 4)
+    manager.allocate("late", A[:8])
+    run(manager, "early", A[:8])
+    assert manager.num_cached == 2
+    manager.commit("late")
+    manager.check()
+    assert (manager.num_cached, manager.num_free) == (0, 4)
+    run(manager, "others", B[:16])
+    assert manager.lookup(A[:9]) == 8
+
+
+def test_followers_learn_where_a_twin_is_when_it_is_found() -> None:
+    manager = BlockManager(8, 4)
+    for request in ("a", "b"):
+        manager.allocate(request, A[:4])
+    stream = manager.subscribe()
+    for request in ("a", "b"):
+        manager.commit(request)
+    (digest,) = chain_digests(A[:4], 4)
+    assert stream.read() == [Cleared(), Stored(digest, 0)]
+    manager.free("a")
+    assert stream.read() == [Removed(digest, 0), Stored(digest, 1)]
+    manager.free("b")
+    assert stream.read() == []
+    assert manager.lookup(A[:5]) == 4
+
+
+def test_twins_in_every_group_of_layers_are_found_as_long_as_one_of_them_lives() -> None:
+    groups = LayerGroups({"full": LayerGroup(10), "window": LayerGroup(10, 6)}, 4)
+    for request in ("a", "b"):
+        groups.allocate(request, A[:16])
+    groups.commit("a")
+    groups.commit("b")
+    groups.free("a")
+    groups.allocate("others", B[:20])
+    groups.commit("others")
+    groups.free("others")
+    groups.check()
+    assert groups.lookup(A[:17]) == 16
+    assert groups.allocate("c", A[:17]) == 16
+    for name in groups:
+        shared = groups[name].block_table("b")[-1]
+        assert groups[name].block_table("c")[3] == shared
+    groups.check()
+
+
+def test_a_copy_in_flight_keeps_what_it_reads_whoever_has_a_twin_of_it() -> None:
+    manager = BlockManager(8, 4)
+    for request in ("a", "b"):
+        manager.allocate(request, A[:8])
+    for request in ("a", "b"):
+        manager.commit(request)
+    space = SwapSpace(manager, 4)
+    table = manager.block_table("a")
+    transfer = space.swap_out(["a"])
+    manager.allocate("others", B[:16])  # all that is free, and nothing of what is being read
+    assert not set(manager.block_table("others")) & set(table)
+    transfer.finish()
+    assert manager.num_free == 2  # the twins of b's blocks are not worth keeping
+    assert manager.lookup(A[:9]) == 8
     manager.check()
 
 

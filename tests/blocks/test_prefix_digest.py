@@ -7,14 +7,17 @@ import struct
 import subprocess
 import sys
 from array import array
+from collections import deque
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_ops.blocks.digest import ROOT, ExtraKey, chain_digests
+from paged_ops.blocks.manager import BlockManager
 
 
 def sha(*parts: bytes) -> bytes:
@@ -131,7 +134,89 @@ def test_extra_keys_without_a_format_are_refused(
         chain_digests([1], 1, keys)
 
 
-@pytest.mark.parametrize("tokens", [[1.0], ["a"], [None], [2**63], torch.tensor([1.5])])
-def test_ids_that_are_no_64_bit_integers_are_refused(tokens: Any) -> None:
+WORDS = b"a prompt"
+IDS = list(WORDS)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        WORDS,
+        bytearray(WORDS),
+        memoryview(WORDS),
+        memoryview(np.array(IDS, dtype=np.int16)),
+        array("B", IDS),
+        array("i", IDS),
+        tuple(IDS),
+        deque(IDS),
+        range(97, 105),
+        np.array(IDS, dtype=np.uint8),
+        np.array(IDS * 2, dtype=np.int32)[::2],
+        np.array(IDS, dtype=object),
+        torch.tensor(IDS, dtype=torch.int16),
+        [*map(np.int8, IDS)],
+        [*map(torch.tensor, IDS)],
+    ],
+    ids=lambda tokens: type(tokens).__name__,
+)
+def test_a_sequence_of_integers_is_read_as_integers_whatever_its_type(tokens: Any) -> None:
+    ids = [int(token) for token in tokens]
+    assert chain_digests(tokens, 3) == chain_digests(ids, 3)
+    manager = BlockManager(8, 3)
+    manager.allocate("a", tokens)
+    manager.append("a", tokens)
+    manager.commit("a")
+    manager.check()
+    assert manager.num_tokens("a") == 16
+    assert manager.lookup(tokens) == manager.lookup(ids) == 6
+    assert manager.lookup(ids * 2 + [0]) == 15
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [1.0],
+        ["a"],
+        [b"a"],
+        [None],
+        [[1]],
+        [2**63],
+        [-(2**63) - 1],
+        [3, True],
+        [np.bool_(True)],
+        [torch.tensor(True)],
+        [np.float32(1)],
+        torch.tensor([1.5]),
+        torch.tensor([True, False]),
+        np.array([True]),
+        np.array([1.0]),
+        np.array(["a"]),
+        np.array([2**63], dtype=np.uint64),
+        memoryview(b"ab").cast("c"),
+        array("d", [1.0]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_ids_that_are_no_64_bit_integers_are_refused(tokens: Any, prefix_caching: bool) -> None:
     with pytest.raises(TypeError, match="tokens holds something that is no 64-bit integer"):
         chain_digests(tokens, 1)
+    manager = BlockManager(8, 4, prefix_caching=prefix_caching)
+    manager.allocate("a", 3)
+    for call in (
+        manager.lookup,
+        lambda t: manager.allocate("b", t),
+        lambda t: manager.append("a", t),
+    ):
+        with pytest.raises(TypeError, match="tokens holds something that is no 64-bit integer"):
+            call(tokens)
+    assert manager.num_tokens("a") == 3
+    assert manager.num_used == 1
+
+
+@pytest.mark.parametrize("tokens", ["abc", "", {1, 2}, {1: 2}, iter([1]), None, 1.5])
+def test_what_is_no_sequence_is_refused_by_name(tokens: Any) -> None:
+    with pytest.raises(TypeError, match=r"tokens is .*, expected a "):
+        chain_digests(tokens, 1)
+    with pytest.raises(TypeError, match=r"tokens is .*, expected a "):
+        BlockManager(8, 4).allocate("a", tokens)

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from paged_ops.blocks.digest import chain_digests
 from paged_ops.blocks.errors import InFlight, OutOfBlocks, UnknownRequest
 from paged_ops.blocks.events import Cleared, Stored
 from paged_ops.blocks.holding import NO_BLOCK
@@ -54,6 +55,7 @@ class PagedLists:
         self.requests: dict[str, Listed] = {}
         self.slots: dict[tuple[int, int], Text] = {}
         self.found: dict[Text, int] = {}  # text up to the end of a block -> the block
+        self.twins: dict[Text, list[int]] = {}  # others with the same text, in their order
         self.idle: list[int] = []  # published blocks that nobody holds, longest idle first
         # What else holds blocks of the pool: requests that arrive, and copies in flight.
         self.extra: dict[Any, tuple[Listed, list[int]]] = {}
@@ -149,8 +151,7 @@ class PagedLists:
         table = self._before[request]
         full = min(written, listed.known) // size if self.caching and not listed.stale else 0
         for block in range(max(listed.committed // size, listed.released), full):
-            if table[block] not in self.found.values():
-                self.found.setdefault(listed.text((block + 1) * size), table[block])
+            self._publish(listed.text((block + 1) * size), table[block])
         listed.committed = max(listed.committed, full * size)
         released = max(listed.released, self._first_seen(written))
         self._leave(table[listed.released : released])
@@ -183,6 +184,7 @@ class PagedLists:
     def after_flush(self, live_blocks: int) -> None:
         assert live_blocks == len(self._held())
         self.found.clear()
+        self.twins.clear()
         self.idle.clear()
         for listed in self.everywhere():
             listed.stale = True
@@ -206,8 +208,11 @@ class PagedLists:
         for listed, table in self.extra.values():
             positions = range(listed.released * size, len(listed.tokens))
             live.update((table[position // size], position % size) for position in positions)
-        for text, block in self.found.items():
-            assert self.slots[block, size - 1] == text
+        for text, found in self.found.items():
+            for block in (found, *self.twins.get(text, [])):
+                assert self.slots[block, size - 1] == text
+        listed = [*self.found.values(), *itertools.chain(*self.twins.values())]
+        assert sorted(listed) == sorted(self.manager.ledger.stock.prefix._digests)
         self._follow_events()
         assert sorted(self.router.values()) == sorted(self.found.values())
         self._verify_counts(len(live))
@@ -246,6 +251,17 @@ class PagedLists:
             if all(text in self.found for text in texts):
                 return hit
         return 0
+
+    def read_what_is_listed(self) -> None:
+        """Take over what the manager lists, which must be what lies in its blocks."""
+        size, prefix = self.manager.block_size, self.manager.ledger.stock.prefix
+        self.found = {self.slots[e.block, size - 1]: e.block for e in prefix.stored()}
+        self.idle, self.twins = list(prefix.idle_blocks()), {}
+        for block, digest in prefix._digests.items():
+            keys, *tokens = text = self.slots[block, size - 1]
+            assert chain_digests(tokens, size, keys)[-1] == digest
+            if self.found[text] != block:
+                self.twins.setdefault(text, []).append(block)
 
     def tables(self) -> dict[str, list[int]]:
         tables = {request: self.manager.block_table(request) for request in self.requests}
@@ -308,14 +324,44 @@ class PagedLists:
             self._unpublish(block)
         del self.idle[:evicted]
 
+    def _text_of(self, block: int) -> Text | None:
+        """Return the text that a block is listed under."""
+        for text, found in self.found.items():
+            if block in (found, *self.twins.get(text, [])):
+                return text
+        return None
+
+    def _publish(self, text: Text, block: int) -> None:
+        if self._text_of(block) is not None:
+            return
+        found = self.found.setdefault(text, block)
+        if found in self.idle:  # nobody needs it any longer
+            self.idle.remove(found)
+            self.found[text] = block
+        elif found != block:
+            self.twins.setdefault(text, []).append(block)
+
     def _unpublish(self, block: int) -> None:
-        self.found = {text: found for text, found in self.found.items() if found != block}
+        text = self._text_of(block)
+        if text is None:
+            return
+        others = [
+            each for each in (self.found.pop(text), *self.twins.pop(text, [])) if each != block
+        ]
+        if others:
+            self.found[text] = others[0]
+        if others[1:]:
+            self.twins[text] = others[1:]
 
     def _leave(self, blocks: list[int]) -> None:
         """Blocks that one request has left, its last one first, become idle if nobody has them."""
         held = self._held()
         for block in reversed(blocks):
-            if block not in held and block in self.found.values():
+            if block in held or (text := self._text_of(block)) is None:
+                continue
+            if text in self.twins:
+                self._unpublish(block)
+            else:
                 self.idle.append(block)
 
     def _extend(self, listed: Listed, tokens: Any) -> None:

@@ -149,7 +149,8 @@ class SwappingLists(PagedLists):
         manager = BlockManager(self.manager.num_blocks, size, **self.options)
         with tempfile.TemporaryDirectory() as folder:
             save_snapshot(folder, self.manager, old)
-            assert restore_snapshot(folder, manager, new) == list(self.requests)
+            restored = restore_snapshot(folder, manager, new)
+        assert set(restored) == set(self.requests)
         keys = new.kv_blocks(0)[:, 0, :, 0, 0].tolist()
         idle_texts = [
             text for block in self.idle for text in self.found if self.found[text] == block
@@ -160,14 +161,17 @@ class SwappingLists(PagedLists):
             for offset, number in enumerate(row)
             if texts
         }
-        stored = [event.block for event in manager.ledger.stock.prefix.stored()]
-        found = {self.slots[block, size - 1]: block for block in stored}
-        assert found.keys() == self.found.keys()
-        self.found, self.idle = found, [found[text] for text in idle_texts]
+        counts = {text: len(twins) for text, twins in self.twins.items()}
+        texts_before = self.found.keys()
+        self.manager = manager
+        self.read_what_is_listed()
+        assert self.found.keys() == texts_before
+        assert {text: len(twins) for text, twins in self.twins.items()} == counts
+        assert self.idle == [self.found[text] for text in idle_texts]
         for listed in self.requests.values():
             listed.known = 0 if listed.stale else listed.known
             listed.committed, listed.stale = 0, False
-        self.manager, self.space = manager, SwapSpace(manager, self.host_blocks)
+        self.space = SwapSpace(manager, self.host_blocks)
         self.stream = manager.subscribe()
 
     def everywhere(self) -> list[Listed]:
