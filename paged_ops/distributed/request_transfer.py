@@ -19,12 +19,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paged_ops.arguments import checked_int
 from paged_ops.blocks.arrival import arrive, hold, settle
 from paged_ops.blocks.holding import Holding
 from paged_ops.blocks.ledger import Ledger
 from paged_ops.blocks.manager import BlockManager
 from paged_ops.pool.kv_cache import PagedKVCache
-from paged_ops.pool.records import describe_requests, describe_sizes, read_request
+from paged_ops.pool.records import (
+    describe_requests,
+    describe_sizes,
+    read_records,
+    refuse_other_sizes,
+    refusing_damage,
+)
 
 
 class TransferRefused(RuntimeError):
@@ -76,7 +83,7 @@ def send_request(
         pool = _pool_like(manager, cache)
         books |= {"num_committed": held.num_committed, "pool": pool}
         _send(books, destination, group)
-        wanted = _receive(destination, group)["rows"]
+        wanted = _wanted(_receive(destination, group), len(rows))
         blocks = torch.tensor(list(rows), dtype=torch.int64, device=cache.device)[wanted]
         for layer in range(cache.num_layers if wanted else 0):
             for part in cache.block_parts(layer):
@@ -128,8 +135,7 @@ def receive_request(
     transfer = _Transfer(manager.ledger)
     try:
         with _telling(source, group), manager.lock, manager.ledger as ledger:
-            arriving = _newcomer(books, ledger, _pool_like(manager, cache))
-            name = books["requests"][0]["name"]
+            name, arriving, num_committed = _newcomer(books, ledger, _pool_like(manager, cache))
             missing = arrive(ledger, transfer.name, {name: arriving}, sharing=True, watermark=True)
         _send({"rows": list(missing)}, source, group)
         blocks = torch.tensor(list(missing.values()), dtype=torch.int64, device=cache.device)
@@ -141,8 +147,8 @@ def receive_request(
         with manager.lock, manager.ledger as ledger:
             settle(ledger, transfer.name)
             if ledger.requests.get(name) is arriving:  # and was not freed on its way
-                ledger.commit(arriving, books["num_committed"] * ledger.block_size)
-        return name  # type: ignore[no-any-return]
+                ledger.commit(arriving, num_committed * ledger.block_size)
+        return name
     finally:
         transfer.abandon()
 
@@ -163,7 +169,9 @@ def _receive(rank: int, group: dist.ProcessGroup | None) -> dict[str, Any]:
     """Return the other rank's message, or raise its refusal."""
     messages: list[Any] = [None]
     dist.recv_object_list(messages, src=rank, group=group)
-    message: dict[str, Any] = messages[0]
+    message = messages[0]
+    if not isinstance(message, dict):
+        raise ValueError(f"the message of rank {rank} is damaged: it is {message!r}")
     if "refusal" in message:
         raise TransferRefused(f"rank {rank}: {message['refusal']}")
     return message
@@ -198,26 +206,31 @@ class _Transfer:
             self._ledger.abandon(self.name)
 
 
-def _newcomer(books: dict[str, Any], ledger: Ledger, pool: dict[str, Any]) -> Holding:
-    """Read the request that arrives, or refuse what does not fit here."""
-    for name, value in pool.items():
-        if books["pool"][name] != value:
-            raise ValueError(
-                f"the sender's pool has {name} {books['pool'][name]!r}, expected {value!r}, as here"
-            )
-    ledger.refuse_existing("request", books["requests"][0]["name"])
-    held = read_request(books["requests"][0], ledger)
+def _newcomer(
+    books: dict[str, Any], ledger: Ledger, pool: dict[str, Any]
+) -> tuple[Hashable, Holding, int]:
+    """Read the request that arrives, and how many of its blocks are committed, or refuse it."""
+    theirs = books.get("pool")
+    with refusing_damage("the sender's description"):
+        if not isinstance(theirs, dict):
+            raise TypeError(f"pool is {theirs!r}, expected what the pool is like")
+    refuse_other_sizes("the sender's pool", theirs, pool)
+    with refusing_damage("the sender's description"):
+        requests = read_records(books, ledger).requests
+        if len(requests) != 1:
+            raise ValueError(f"it has {len(requests)} requests, expected one")
+        ((request, held),) = requests.items()
+        full = held.num_tokens // ledger.block_size
+        num_committed = checked_int("num_committed", books.get("num_committed"), 0, full)
+    ledger.refuse_existing("request", request)
     held.generation = ledger.generation
-    _refuse_other_digests(held, books["published"])
-    return held
+    return request, held, num_committed
 
 
-def _refuse_other_digests(held: Holding, published: list[Any]) -> None:
-    """Refuse blocks that the sender finds under other digests than this rank would."""
-    theirs = {row: bytes.fromhex(digest) for digest, row in published}
-    for row, digest in zip(held.blocks, held.digests[held.num_released :], strict=False):
-        if theirs.get(row, digest) != digest:
-            raise ValueError(
-                f"the sender's digest of block {row} of {len(held.blocks)} is {theirs[row].hex()}, "
-                f"expected {digest.hex()}, that of its tokens"
-            )
+def _wanted(answer: dict[str, Any], num_rows: int) -> list[int]:
+    """Read which rows the receiver asks for."""
+    with refusing_damage("the receiver's answer"):
+        wanted = answer.get("rows")
+        if not isinstance(wanted, list) or len(set(wanted)) < len(wanted):
+            raise ValueError(f"rows is {wanted!r}, expected a list with each row once")
+        return [checked_int("a row", row, 0, num_rows - 1) for row in wanted]

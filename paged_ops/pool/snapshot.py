@@ -4,15 +4,14 @@ A snapshot is a folder of two files. ``blocks.safetensors`` has the blocks, each
 requests share it: ``key.0``, ``value.0``, ``key.1``, ... of shape ``[rows, block_size,
 num_kv_heads, head_dim]``, one pair per layer, and ``key_scale.0``, ``value_scale.0``, ... ``[rows,
 block_size, num_kv_heads]`` where the pool has scales per token. ``books.json`` says which rows
-belong to whom, by which digests they are found, and what dtype and other scales the pool has; it is
-written last, so a folder with it is complete.
+belong to whom, by which digests they are found, and what dtype and other scales the pool has. How
+the two are kept together is in `paged_ops.pool.snapshot_files`.
 
 Needs the safetensors package.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,14 @@ from paged_ops.blocks.ledger import Ledger
 from paged_ops.blocks.manager import BlockManager
 from paged_ops.dtypes import as_bytes
 from paged_ops.pool.kv_cache import PagedKVCache
-from paged_ops.pool.records import describe_requests, describe_sizes, read_request
-
-FORMAT = "paged-ops snapshot v2"
-_BOOKS, _BLOCKS = "books.json", "blocks.safetensors"
+from paged_ops.pool.records import (
+    describe_requests,
+    describe_sizes,
+    read_records,
+    refuse_other_sizes,
+    refusing_damage,
+)
+from paged_ops.pool.snapshot_files import read_blocks, read_books, write_files
 
 
 def save_snapshot(
@@ -44,7 +47,8 @@ def save_snapshot(
     Parameters
     ----------
     folder : str or Path
-        Where to; it is made. A snapshot in it is replaced.
+        Where to; it is made. A snapshot in it is replaced when the new one is complete: a save that
+        fails or is killed leaves it as it was. One save at a time.
     manager : BlockManager
         The books.
     cache : PagedKVCache
@@ -76,25 +80,16 @@ def save_snapshot(
     >>> other.num_tokens("a"), other.block_table("a")
     (5, [0, 1])
     """
-    from safetensors.torch import save_file
-
     _refuse_other_sizes(manager, cache)
-    folder = Path(folder)
     with manager.lock, manager.ledger as ledger:
         held = _chosen(ledger, requests)
         blocks = dict.fromkeys(block for one in held.values() for block in one.blocks)
         if requests is None:
             blocks |= dict.fromkeys(ledger.stock.prefix.idle_blocks())
         rows = {block: row for row, block in enumerate(blocks)}
-        books = {
-            "format": FORMAT,
-            **describe_sizes(manager, cache),
-            **describe_requests(ledger, held, rows),
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / _BOOKS).unlink(missing_ok=True)
-        save_file(_gathered(cache, list(blocks)), folder / _BLOCKS)
-        (folder / _BOOKS).write_text(json.dumps(books), encoding="utf-8")
+        books = describe_sizes(manager, cache) | describe_requests(ledger, held, rows)
+        contents = _gathered(cache, list(blocks))
+    write_files(Path(folder), books, contents)
 
 
 def restore_snapshot(
@@ -129,22 +124,17 @@ def restore_snapshot(
     ValueError
         The snapshot is of another kind of pool, is damaged, or has a request that exists.
     """
-    from safetensors.torch import load_file
-
     _refuse_other_sizes(manager, cache)
-    folder = Path(folder)
-    books = json.loads((folder / _BOOKS).read_text(encoding="utf-8"))
-    expected = {"format": FORMAT, **describe_sizes(manager, cache)}
-    for name, value in expected.items():
-        if books.get(name) != value:
-            raise ValueError(f"snapshot has {name} {books.get(name)!r}, expected {value!r}")
-    blocks = load_file(folder / _BLOCKS)
-    requests = {entry["name"]: _request(entry, manager.ledger) for entry in books["requests"]}
-    published = {row: bytes.fromhex(digest) for digest, row in books["published"]}
-    _refuse_damaged(requests, published, blocks)
+    books = read_books(Path(folder))
+    refuse_other_sizes("snapshot", books, describe_sizes(manager, cache))
+    with refusing_damage("snapshot"):
+        records = read_records(books, manager.ledger)
+        _refuse_other_names(records.requests)
+        blocks = read_blocks(Path(folder), books)
+        _refuse_other_tensors(blocks, cache, records.num_rows)
     with manager.lock, manager.ledger as ledger:
-        _place(ledger, cache, requests, published, blocks)
-        return list(requests)
+        _place(ledger, cache, records.requests, records.published, blocks)
+        return list(records.requests)
 
 
 # -------------------------------------------------------------------- writing
@@ -157,10 +147,15 @@ def _chosen(ledger: Ledger, requests: Iterable[Hashable] | None) -> dict[Any, Ho
             raise ValueError("requests is None, but copies are in flight; finish them first")
         requests = list(ledger.requests)
     held = {request: ledger.find(request) for request in requests}
-    for request in held:
+    _refuse_other_names(held)
+    return held
+
+
+def _refuse_other_names(requests: Iterable[object]) -> None:
+    """Refuse names that JSON doesn't keep apart."""
+    for request in requests:
         if isinstance(request, bool) or not isinstance(request, (str, int)):
             raise TypeError(f"request {request!r} is no str or int, so JSON can't name it")
-    return held
 
 
 def _gathered(cache: PagedKVCache, blocks: list[int]) -> dict[str, torch.Tensor]:
@@ -186,26 +181,20 @@ def _contents(cache: PagedKVCache, layer: int) -> dict[str, torch.Tensor]:
 # -------------------------------------------------------------------- reading
 
 
-def _request(entry: dict[str, Any], ledger: Ledger) -> Holding:
-    """Make a request from its entry, or refuse the snapshot."""
-    try:
-        return read_request(entry, ledger)
-    except AssertionError as error:
-        raise ValueError(f"snapshot is damaged: {error}") from None
-
-
-def _refuse_damaged(
-    requests: dict[Any, Holding], published: dict[int, bytes], blocks: dict[str, torch.Tensor]
+def _refuse_other_tensors(
+    blocks: dict[str, torch.Tensor], cache: PagedKVCache, num_rows: int
 ) -> None:
-    """Refuse rows that are not there, and digests that belong to other tokens."""
-    counts = {tensor.shape[0] for tensor in blocks.values()}
-    rows = {row for held in requests.values() for row in held.blocks} | published.keys()
-    if len(counts) != 1 or not rows <= set(range(max(counts))):
-        raise ValueError(f"snapshot is damaged: it has {counts} rows, and names {sorted(rows)}")
-    for name, held in requests.items():
-        for row, digest in zip(held.blocks, held.digests[held.num_released :], strict=False):
-            if published.get(row, digest) != digest:
-                raise ValueError(f"snapshot is damaged: row {row} is not what {name!r} has there")
+    """Refuse tensors that are not what the pool has in so many blocks."""
+    found = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in blocks.items()}
+    expected = {
+        f"{name}.{layer}": (content.dtype, (num_rows, *content.shape[1:]))
+        for layer in range(cache.num_layers)
+        for name, content in _contents(cache, layer).items()
+    }
+    for name in sorted(found.keys() | expected.keys()):
+        ours, theirs = expected.get(name), found.get(name)
+        if ours != theirs:
+            raise ValueError(f"its tensor {name} is {theirs}, expected {ours}")
 
 
 def _place(

@@ -82,6 +82,9 @@ def break_off_call(paged: SwappingLists, call: Call, point: int) -> str:
         getattr(paged, "after_" + name)(*arguments, result[0] if result else lost)
     if broken:  # some of what could be found may be forgotten, and some may be there already
         paged.read_what_is_listed()
+        with paged.manager.lock, paged.manager.ledger as ledger:
+            for request, listed in paged.requests.items():
+                listed.committed = ledger.find(request).num_committed * ledger.block_size
     return f"broken off, {'done' if happened else 'not done'}" if broken else "done"
 
 
