@@ -27,7 +27,7 @@ help:
 	@echo 'make test-npu  the op tests on npu tensors: the real torch_npu on a simulated device'
 	@echo 'make wheel     build the wheel into dist/'
 	@echo 'make test-torch TORCH=2.14.1  the op tests on that wheel under another torch'
-	@echo 'make nightly   the property tests with 10,000 examples each'
+	@echo 'make nightly   the property tests with 10,000 examples each, a million calls of the books'
 	@echo 'make bench     attention against vLLM, SGLang, OpenVINO and torch; takes a quiet machine'
 	@echo 'make lint      ruff, mypy and clang-format, changing nothing'
 	@echo 'make format    let ruff and clang-format rewrite the sources'
@@ -85,6 +85,7 @@ test-torch:
 
 nightly: $(VENV)/.test $(LIBRARY)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -m hypothesis
+	$(BIN)/python -m tests.blocks.soak --operations 1000000
 
 # The peers are for one torch, so they have an environment of their own. vLLM's wheel asks for more
 # than a hundred packages that its library of ops does without, so it is unpacked and not installed.

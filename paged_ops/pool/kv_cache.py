@@ -8,7 +8,7 @@ from typing import NoReturn, TypedDict
 import torch
 from torch import nn
 
-from paged_ops.dtypes import as_bytes
+from paged_ops.dtypes import FLOAT_DTYPES, as_bytes
 from paged_ops.functional import copy_blocks
 from paged_ops.pool.memory import zeros
 from paged_ops.pool.scales import CacheScales, first_scale
@@ -476,20 +476,23 @@ class PagedKVCache(nn.Module):
     def _apply(
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> PagedKVCache:
-        """Move the pool as the module. A cast changes no quantised element and no scale.
+        """Move the pool as the module, or refuse what it can't be cast to.
 
-        It is meant for the model's numbers, so it changes what new keys and values are.
+        A cast changes no quantised element and no scale. It is meant for the model's numbers, so it
+        changes what new keys and values are.
         """
-        if self.scale_granularity is None:
-            nn.Module._apply(self, fn, recurse)
-            return self
+        with torch.inference_mode(False):  # so that the pool may be changed outside it
+            dtype = fn(torch.empty(0, dtype=self.dtype, device=self.device)).dtype
+            if dtype not in FLOAT_DTYPES:
+                raise ValueError(f"dtype is {dtype}, expected one of {FLOAT_DTYPES}")
 
-        def moved(tensor: torch.Tensor) -> torch.Tensor:
-            like = fn(tensor.new_empty(0))
-            return fn(tensor) if like.dtype == tensor.dtype else tensor.to(like.device)
+            def moved(tensor: torch.Tensor) -> torch.Tensor:
+                like = fn(tensor.new_empty(0))
+                kept = self.scale_granularity is not None and like.dtype != tensor.dtype
+                return tensor.to(like.device) if kept else fn(tensor)
 
-        nn.Module._apply(self, moved, recurse)
-        self._dtype = fn(torch.empty(0, dtype=self._dtype, device=self.device)).dtype
+            nn.Module._apply(self, moved, recurse)
+            self._dtype = dtype
         return self
 
 

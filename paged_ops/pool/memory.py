@@ -8,16 +8,19 @@ import os
 
 import torch
 
+from paged_ops.pool.cgroups import available_to_groups
+
 
 def available_bytes(device: torch.device) -> int | None:
     """Return the memory that a new pool could take on a device; None where nothing says so.
 
-    On the CPU this is the system's count, swap excluded; a limit on this process alone (a
-    container's, for example) isn't seen. On an accelerator it is what the driver calls free, and
-    what torch's allocator has set aside and not handed out.
+    On the CPU this is the system's count, swap excluded, or what a control group of this process, a
+    container's for example, has left of its limit if that is less. On an accelerator it is what the
+    driver calls free, and what torch's allocator has set aside and not handed out.
     """
     if device.type == "cpu":
-        return _available_on_cpu()
+        counts = [_available_on_cpu(), available_to_groups()]
+        return min((count for count in counts if count is not None), default=None)
     if device.type == "meta":
         return None
     module = torch.get_device_module(device)

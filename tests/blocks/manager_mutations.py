@@ -83,6 +83,24 @@ FAULTS = (
         "_encoded(tuple(key)[1:])",
     ),
     Mutant(
+        "twins: when the one that is found goes, the others are not found",
+        "blocks/prefix_cache.py",
+        "            if twins:\n                heir",
+        "            if False:\n                heir",
+    ),
+    Mutant(
+        "twins: only the first is listed",
+        "blocks/prefix_cache.py",
+        "        if found != block:\n            self._twins",
+        "        if found != block:\n            return []\n            self._twins",
+    ),
+    Mutant(
+        "bytes are taken for the memory of 64-bit integers",
+        "blocks/digest.py",
+        'tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)',
+        "tokens",
+    ),
+    Mutant(
         "blocks in flight: the source of a copy is released at once",
         "blocks/swap.py",
         "hold(source, transfer, leaving)",

@@ -18,7 +18,7 @@ from torch import nn
 from torch._dynamo.utils import ReinplaceCounters
 
 from paged_ops import attention, write_kv
-from paged_ops.pool import sizes
+from paged_ops.pool import memory, sizes
 from paged_ops.pool.kv_cache import PagedKVCache
 from paged_ops.pool.memory import available_bytes
 
@@ -222,6 +222,32 @@ def save(module: nn.Module) -> None:
     torch.save(module, io.BytesIO())
 
 
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e5m2])
+def test_a_cast_to_what_no_pool_can_be_of_is_refused_and_changes_nothing(
+    dtype: torch.dtype, cache_dtype: torch.dtype | None
+) -> None:
+    cache = PagedKVCache(2, 3, 4, 1, 8, cache_dtype=cache_dtype)
+    cache.kv_blocks(0).fill_(1)
+    described, before = repr(cache), cache.kv_blocks(0).clone()
+    with pytest.raises(ValueError, match=rf"dtype is {dtype}, expected one of \(torch.float32"):
+        cache.to(dtype)
+    assert repr(cache) == described
+    assert torch.equal(cache.kv_blocks(0), before)
+
+
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8])
+def test_a_pool_that_was_cast_in_inference_mode_may_be_changed_outside_it(
+    cache_dtype: torch.dtype | None,
+) -> None:
+    cache = PagedKVCache(2, 3, 4, 1, 8, cache_dtype=cache_dtype)
+    with torch.inference_mode():
+        cache.to(torch.bfloat16)
+    assert cache.dtype == torch.bfloat16
+    assert not cache.kv_blocks(0).is_inference()
+    cache.copy_blocks([(0, 1)])
+
+
 @pytest.mark.parametrize("copier", [copy.deepcopy, pickle.dumps, save])
 @pytest.mark.parametrize("wrap", [lambda cache: cache, Model, lambda cache: nn.Sequential(cache)])
 def test_copying_and_pickling_are_refused_and_say_how_large_the_pool_is(
@@ -417,6 +443,7 @@ def test_available_memory_of_the_cpu_falls_back_on_sysconf(
     def no_such_file(*_: object, **__: object) -> Any:
         raise FileNotFoundError
 
+    monkeypatch.setattr(memory, "available_to_groups", lambda: None)
     monkeypatch.setattr("builtins.open", no_such_file)
     total = available_bytes(torch.device("cpu"))
     monkeypatch.setattr("os.sysconf", no_such_file)

@@ -18,6 +18,7 @@ from paged_ops.blocks.manager import BlockManager
 PACKAGE = str(Path(paged_ops.__file__).parent)
 CORE = ("ledger", "stock", "holding", "journal", "prefix_cache", "arrival", "events")
 CORE_FILES = frozenset(f"{PACKAGE}/blocks/{name}.py" for name in CORE)
+HANDLING = frozenset({"PUSH_EXC_INFO", "WITH_EXCEPT_START", "COPY", "POP_EXCEPT", "RERAISE"})
 
 
 def break_off(
@@ -54,9 +55,12 @@ def break_off(
 
 
 def at_handler(frame: FrameType) -> bool:
-    """Say whether an exception is on its way to its handler, where the interpreter admits none."""
+    """Say whether an exception is on its way to or from its handler.
+
+    The interpreter admits none there, and would take the first for still being handled.
+    """
     instruction = frame.f_code.co_code[frame.f_lasti]
-    return dis.opname[instruction] in ("PUSH_EXC_INFO", "WITH_EXCEPT_START")
+    return dis.opname[instruction] in HANDLING
 
 
 def state_of(ledger: Ledger) -> Any:
