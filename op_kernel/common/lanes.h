@@ -8,6 +8,7 @@
 #include "kernel_operator.h"
 
 constexpr float kMinusInf = -__builtin_inff();
+constexpr float kInf = __builtin_inff();
 constexpr int32_t kRepeatLanes = 64;
 constexpr int32_t kGranule = 8;  // floats
 constexpr int64_t kGranuleBytes = 32;
