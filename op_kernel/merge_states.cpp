@@ -49,11 +49,18 @@ class MergeStates {
   __aicore__ inline void Merge(int64_t token, int64_t head, int64_t rows) {
     LoadRows(a_.acc, out_a_, tiling_->out_a, token, head, rows);
     LoadRows(b_.acc, out_b_, tiling_->out_b, token, head, rows);
-    LoadLse(a_, lse_a_, tiling_->lse_a, token, head, rows);
-    LoadLse(b_, lse_b_, tiling_->lse_b, token, head, rows);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float lse_a = LseAt(lse_a_, tiling_->lse_a, token, head + r);
+      const float lse_b = LseAt(lse_b_, tiling_->lse_b, token, head + r);
+      SetState(a_, r, lse_a, lse_b);
+      SetState(b_, r, lse_b, lse_a);
+    }
+    AscendC::Duplicate(a_.sum, 1.0f, LanesOf(rows));
+    AscendC::Duplicate(b_.sum, 1.0f, LanesOf(rows));
+    Barrier();
     Fold(a_, b_, scratch_, rows, width_);
     Normalise(a_, scratch_, rows, width_);
-    HideEmpty(token, head, rows);
+    SetInfinite(token, head, rows);
     StoreRows(token, head, rows);
     StoreLse(token, head, rows);
   }
@@ -81,27 +88,24 @@ class MergeStates {
     return lse.GetValue(token * layout.token_stride + head * layout.head_stride);
   }
 
-  // A state with lse -inf adds nothing, whatever its output holds: that becomes 0.
-  __aicore__ inline void LoadLse(const RowState& state, const AscendC::GlobalTensor<float>& lse,
-                                 const RowLayout& layout, int64_t token, int64_t head,
-                                 int64_t rows) {
-    for (int64_t r = 0; r < rows; ++r) {
-      const float value = LseAt(lse, layout, token, head + r);
-      SetLane(state.max, r, value == kMinusInf ? kLowest : value);
-      if (value == kMinusInf) {
-        AscendC::Duplicate(state.acc[r * width_], 0.0f, static_cast<int32_t>(width_));
-      }
+  // A state with lse -inf adds nothing, nor does a finite one beside an infinite one, whatever its
+  // output holds: that becomes 0.
+  __aicore__ inline void SetState(const RowState& state, int64_t r, float lse, float other) {
+    SetLane(state.max, r, lse == kMinusInf ? kLowest : lse == kInf ? kHighest : lse);
+    if (lse == kMinusInf || (other == kInf && lse < other)) {
+      AscendC::Duplicate(state.acc[r * width_], 0.0f, static_cast<int32_t>(width_));
     }
-    AscendC::Duplicate(state.sum, 1.0f, LanesOf(rows));
-    Barrier();
   }
 
-  // Two states of no keys merge to one.
-  __aicore__ inline void HideEmpty(int64_t token, int64_t head, int64_t rows) {
+  // Puts the infinite lse in the place of what stood in for it.
+  __aicore__ inline void SetInfinite(int64_t token, int64_t head, int64_t rows) {
     for (int64_t r = 0; r < rows; ++r) {
-      if (LseAt(lse_a_, tiling_->lse_a, token, head + r) == kMinusInf &&
-          LseAt(lse_b_, tiling_->lse_b, token, head + r) == kMinusInf) {
+      const float lse_a = LseAt(lse_a_, tiling_->lse_a, token, head + r);
+      const float lse_b = LseAt(lse_b_, tiling_->lse_b, token, head + r);
+      if (lse_a == kMinusInf && lse_b == kMinusInf) {
         SetLane(a_.max, r, kMinusInf);
+      } else if ((lse_a == kInf && lse_b <= lse_a) || (lse_b == kInf && lse_a <= lse_b)) {
+        SetLane(a_.max, r, kInf);
       }
     }
     Barrier();

@@ -397,6 +397,22 @@ class PagedAttention(nn.Module):
                 ledger.commit(ledger.find(request), length)
             self._lengths.update(lengths)
 
+    def _apply(
+        self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> PagedAttention:
+        """Move the layer as the module. A cast leaves the numbers per head as they are.
+
+        It is meant for the model's numbers. These are float32 in the kernels anyway, and what
+        rounding takes from them is lost for good.
+        """
+        exact = {name: getattr(self, name) for name in ("alibi_slopes", "sinks")}
+        nn.Module._apply(self, fn, recurse)
+        for name, tensor in exact.items():
+            moved = getattr(self, name)
+            if moved is not None and moved.dtype != tensor.dtype:
+                setattr(self, name, tensor.to(moved.device))
+        return self
+
     def _register_per_head(self, name: str, tensor: torch.Tensor | None) -> None:
         """Keep one number per head with the module, so that it moves with it."""
         if tensor is not None:

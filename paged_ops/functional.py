@@ -69,10 +69,11 @@ def attention(
     softcap : float
         0: off; else scores become ``softcap * tanh(score / softcap)``.
     alibi_slopes : Tensor, optional
-        ``[num_heads]`` float32: adds ``slope * (key position - query position)``.
+        ``[num_heads]``, float32 or query's dtype: adds ``slope * (key position - query position)``,
+        in float32.
     sinks : Tensor, optional
-        ``[num_heads]`` float32: one more logit in each softmax's denominator, not scaled, not
-        capped.
+        ``[num_heads]``, float32 or query's dtype: one more logit in each softmax's denominator, not
+        scaled, not capped.
     key_scale, value_scale : Tensor, optional
         The scales of quantised caches, float32, both or none: an element stands for itself times
         its scale. ``[]``: one scale; ``[num_kv_heads]``: one per head; ``[num_blocks, block_size,
@@ -84,7 +85,8 @@ def attention(
         to `causal`. Columns past a sequence's query tokens may hold anything. Goes with neither
         sliding_window nor alibi_slopes, which count positions.
     out : Tensor, optional
-        Where to write the result; must share no memory with the inputs.
+        Where to write the result; must share no memory with the inputs, though it may lie between
+        their elements.
 
     Returns
     -------
@@ -97,7 +99,8 @@ def attention(
     RuntimeError
         An argument is refused; the message names it, its value and what was expected.
     NotImplementedError
-        From backward: there is no gradient.
+        From backward: there is no gradient. At once where a forward-mode derivative is asked for,
+        by a function transform, or of a call with `out`.
 
     See Also
     --------
@@ -264,7 +267,7 @@ def merge_states(
         ``[num_tokens, num_heads, head_dim_v]``, one dtype.
     lse_a, lse_b : Tensor
         ``[num_tokens, num_heads]`` float32, natural logarithms. A state with -inf adds nothing,
-        whatever its output holds.
+        whatever its output holds; one with +inf leaves nothing to one that is finite.
 
     Returns
     -------

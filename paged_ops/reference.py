@@ -223,7 +223,8 @@ def merge_states(
 
     With ``lse = log(exp(lse_a) + exp(lse_b))`` the merged output is
     ``out_a * exp(lse_a - lse) + out_b * exp(lse_b - lse)``. A state whose ``lse`` is ``-inf`` saw
-    nothing and adds nothing, whatever its output holds.
+    nothing and adds nothing, whatever its output holds. Nor does one that is finite beside one of
+    ``inf``; two of ``inf`` count the same.
 
     Returns
     -------
@@ -247,12 +248,19 @@ def merge_states(
     """
     dtype = _arithmetic_dtype(out_a)
     lse_a, lse_b = lse_a.to(dtype), lse_b.to(dtype)
-    lse = torch.logaddexp(lse_a, lse_b)
+    top = torch.maximum(lse_a, lse_b)
+
+    def weight(lse_of_part: Tensor) -> Tensor:
+        weights = torch.where(lse_of_part == top, 1.0, torch.exp(lse_of_part - top))
+        return torch.where(lse_of_part == -math.inf, 0.0, weights)
+
+    total = weight(lse_a) + weight(lse_b)
 
     def share(out: Tensor, lse_of_part: Tensor) -> Tensor:
-        weighted = out.to(dtype) * torch.exp(lse_of_part - lse).unsqueeze(-1)
-        return torch.where(torch.isneginf(lse_of_part).unsqueeze(-1), 0.0, weighted)
+        weights = weight(lse_of_part).unsqueeze(-1)
+        return torch.where(weights == 0.0, 0.0, out.to(dtype) * (weights / total.unsqueeze(-1)))
 
+    lse = top + torch.log(total)
     return (share(out_a, lse_a) + share(out_b, lse_b)).to(out_a.dtype), lse
 
 
@@ -459,11 +467,14 @@ def _softmax_of_one_query(
 ) -> tuple[Tensor, Tensor]:
     """Weigh ``values [n, num_kv_heads, head_dim_v]`` by the softmax of ``scores [num_heads, n]``.
 
-    Returns ``[num_heads, head_dim_v]`` and the log of the denominator, ``[num_heads]``.
+    Returns ``[num_heads, head_dim_v]`` and the log of the denominator, ``[num_heads]``. A score of
+    -inf weighs nothing, whatever the denominator is, and one of inf or NaN makes a NaN of all.
     """
     logits = scores if sinks is None else torch.cat([scores, sinks.unsqueeze(1)], dim=1)
     lse = torch.logsumexp(logits, dim=1)
-    return weigh(torch.exp(scores - lse.unsqueeze(1)), values), lse
+    lse = torch.where((scores == math.inf).any(dim=1), math.nan, lse)
+    weights = torch.exp(scores - lse.unsqueeze(1))
+    return weigh(torch.where(scores == -math.inf, 0.0, weights), values), lse
 
 
 def weigh(weights: Tensor, values: Tensor) -> Tensor:

@@ -52,15 +52,23 @@ class RowOutput {
   // The beginning of Write: states become rows, lse is written.
   __aicore__ inline void Finish(const Unit& unit, const RowState& state,
                                 const RowScratch& scratch) {
+    bool has_infinite_sink = false;
     if (tiling_->has_sinks != 0) {
       for (int64_t r = 0; r < unit.num_rows; ++r) {
-        SetLane(sink_lanes_, r, sinks_.GetValue(RowAt(*tiling_, unit, r).head));
+        const float sink = SinkOf(unit, r);
+        has_infinite_sink = has_infinite_sink || sink == kInf;
+        SetLane(sink_lanes_, r, sink == kInf ? kHighest : sink);
       }
       // A sink joins the denominator like a key of that score; it has no value.
       Rescale(state, sink_lanes_, ones_, scratch, unit.num_rows, width_);
     }
     Normalise(state, scratch, unit.num_rows, width_);
     if (tiling_->has_lse != 0) {
+      for (int64_t r = 0; has_infinite_sink && r < unit.num_rows; ++r) {
+        if (SinkOf(unit, r) == kInf) {
+          SetLane(state.max, r, kInf);
+        }
+      }
       StoreLse(unit, state);
     }
   }
@@ -86,6 +94,10 @@ class RowOutput {
   __aicore__ inline int64_t RowsAtOnce() const { return rows_; }
 
  private:
+  __aicore__ inline float SinkOf(const Unit& unit, int64_t r) const {
+    return sinks_.GetValue(RowAt(*tiling_, unit, r).head);
+  }
+
   // Copies rows of one token, or of all tokens whose rows are there; says how many.
   __aicore__ inline int64_t CopyTokensOut(const Unit& unit, int64_t i, int64_t end,
                                           const AscendC::LocalTensor<T>& rows) {

@@ -13,6 +13,10 @@
 
 constexpr float kLowest = -3.40282347e+38f;
 
+// Stands in for an infinite sink or lse, whose difference to itself is NaN, too: what is finite
+// weighs nothing beside it.
+constexpr float kHighest = 3.40282347e+38f;
+
 struct RowState {
   Float max;  // a lane per row
   Float sum;  // a lane per row

@@ -10,6 +10,7 @@
 using Float = AscendC::LocalTensor<float>;
 
 constexpr float kMinusInf = -__builtin_inff();
+constexpr float kInf = __builtin_inff();
 constexpr int32_t kRepeatLanes = 64;
 constexpr int32_t kGranule = 8;  // floats
 constexpr int64_t kGranuleBytes = 32;

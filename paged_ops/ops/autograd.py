@@ -1,8 +1,9 @@
-"""The autograd rule of each op: there is no gradient, and asking for one is refused.
+"""The autograd rule of each op: there is no derivative, and asking for one is refused.
 
 Outside inference mode every call of an op passes through its function here, because torch's stable
 ABI can neither see from C++ that a tensor requires a gradient nor call the kernel below. So each
-function asks only what may need a derivative, and goes on to the kernel.
+function asks only what may need a derivative, and goes on to the kernel. In inference mode there
+are no derivatives, but what a call writes may be an ordinary tensor, whose version counts.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def _no_gradient(op: str) -> NotImplementedError:
 
 
 def _refuse_tangents(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse forward-mode derivatives, which nothing later would miss."""
+    """Refuse forward-mode derivatives, which nothing later would miss; no_grad leaves them on."""
+    if not torch._C._is_fwd_grad_enabled():
+        return
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in _tensors(args, kwargs)):
         raise _no_gradient(op)
 
@@ -70,6 +73,8 @@ def _reading(overload: Any, op: str) -> Callable[..., Any]:
             _refuse_tangents(op, args, kwargs)
         if not (is_grad_enabled() and _any_requires_grad(*args, **kwargs)):
             return redispatch(keyset & below, *args, **kwargs)
+        if torch._C._are_functorch_transforms_active():
+            raise _no_gradient(op)  # its rules know no backward that refuses
         needing = [tensor for tensor in _tensors(args, kwargs) if tensor.requires_grad]
         return _NoBackward.apply(  # type: ignore[no-untyped-call]
             op, lambda: redispatch(keyset & below, *args, **kwargs), *needing
@@ -78,23 +83,35 @@ def _reading(overload: Any, op: str) -> Callable[..., Any]:
     return kernel
 
 
-def _writing(overload: Any, op: str, written: Callable[..., list[Tensor]]) -> Callable[..., Any]:
+def _counting(overload: Any, written: Callable[..., list[Tensor]]) -> Callable[..., Any]:
+    """Return the ADInplaceOrView kernel of an op that writes its arguments: it says what it wrote.
+
+    Then no backward uses an overwritten tensor for what it was.
+    """
+    below, redispatch = torch._C._after_ADInplaceOrView_keyset, _redispatch(overload)
+
+    def kernel(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        result = redispatch(keyset & below, *args, **kwargs)
+        increment_version(written(args, kwargs))
+        return result
+
+    return kernel
+
+
+def _writing(op: str, count: Callable[..., Any]) -> Callable[..., Any]:
     """Return the Autograd kernel of an op that writes its arguments: a gradient is refused at once.
 
     Nothing would ever call a backward of the write itself, so a later one would silently miss it.
-    Autograd is told what was written, so that no other backward uses it for what it was.
+    It goes on to the op's ADInplaceOrView kernel, as a call in inference mode does.
     """
-    is_grad_enabled, below = torch.is_grad_enabled, torch._C._after_autograd_keyset
-    redispatch = _redispatch(overload)
+    is_grad_enabled = torch.is_grad_enabled
 
     def kernel(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if getattr(forward_ad, "_current_level", 0) >= 0:  # otherwise no tensor has a tangent
             _refuse_tangents(op, args, kwargs)
         if is_grad_enabled() and _any_requires_grad(*args, **kwargs):
             raise _no_gradient(op)
-        result = redispatch(keyset & below, *args, **kwargs)
-        increment_version(written(args, kwargs))
-        return result
+        return count(keyset, *args, **kwargs)
 
     return kernel
 
@@ -108,8 +125,8 @@ def register(library: torch.library.Library) -> None:
     """Register the autograd rule of every op."""
     ops = torch.ops.paged
 
-    def impl(name: str, kernel: Callable[..., Any]) -> None:
-        library.impl(name, kernel, "Autograd", with_keyset=True)
+    def impl(name: str, kernel: Callable[..., Any], key: str = "Autograd") -> None:
+        library.impl(name, kernel, key, with_keyset=True)
 
     for name in ("attention", "attention_with_lse", "merge_states", "gather_kv"):
         impl(name, _reading(getattr(ops, name).default, name))
@@ -123,4 +140,6 @@ def register(library: torch.library.Library) -> None:
             lambda args, kwargs: [*args[:2], *_scales(kwargs)],
         ),
     ):
-        impl(name, _writing(overload, name, written))
+        count = _counting(overload, written)
+        impl(name, count, "ADInplaceOrView")
+        impl(name, _writing(name, count))

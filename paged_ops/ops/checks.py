@@ -195,7 +195,8 @@ class _Checks:
         if tensor is None:
             return
         self.rank(name, tensor, 1, "[num_heads]")
-        self.dtype(name, tensor, torch.float32)
+        if tensor.dtype != query.dtype:
+            self.dtype(name, tensor, torch.float32, " or query's dtype")
         self.same_device(name, tensor, "query", query)
         self.size(name, tensor, 0, query.shape[1], "num_heads of query")
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -182,10 +184,151 @@ def test_function_transforms_are_refused(transform: Any) -> None:
     def summed(query: Tensor) -> Tensor:
         return torch.ops.paged.attention(query, **arguments).sum()
 
-    with pytest.raises(
-        RuntimeError, match=r"paged::attention has no gradient|functorch transforms"
-    ):
+    with pytest.raises(NotImplementedError, match=r"paged::attention has no gradient"):
         transform(summed)(query)
+
+
+# Every form of derivative that a tensor may carry, in every mode: torch's own arithmetic on the
+# same tensors says whether there is one.
+
+MODES: dict[str, Callable[[], Any]] = {
+    "gradients on": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "no forward mode": lambda: forward_ad._set_fwd_grad_enabled(False),
+}
+WRITTEN = {"attention.out": ("out",), "write_kv": ("key_cache", "value_cache")}
+WRITTEN["copy_blocks"] = WRITTEN["write_kv"]
+FORMS = ("plain", "requires grad", "of a gradient", "view of one", "tangent", "view of a tangent")
+
+
+def carrying(form: str, tensor: Tensor) -> Tensor:
+    if form == "requires grad":
+        return tensor.clone().requires_grad_()
+    if form == "of a gradient":
+        return tensor.clone().requires_grad_() * 1.0
+    if form == "view of one":
+        with torch.no_grad():
+            return (tensor.clone().requires_grad_() * 1.0)[:]
+    if form == "tangent":
+        return forward_ad.make_dual(tensor, torch.ones_like(tensor))
+    if form == "view of a tangent":
+        return forward_ad.make_dual(tensor, torch.ones_like(tensor))[:]
+    return tensor
+
+
+def carried(tensors: list[Tensor]) -> tuple[bool, bool]:
+    """Say whether torch's arithmetic on these tensors has a gradient, and whether a tangent."""
+    total = torch.stack([tensor.sum() for tensor in tensors]).sum()
+    return total.requires_grad, forward_ad.unpack_dual(total).tangent is not None
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@given(st.sampled_from([*READING, *WRITING]), st.sampled_from(list(MODES)), st.data())
+def test_no_form_of_derivative_is_dropped_in_any_mode(
+    op: str, mode: str, data: st.DataObject
+) -> None:
+    arguments, want = arguments_of(op), arguments_of(op)
+    names = float_arguments(op)
+    with forward_ad.dual_level():
+        for name in names:
+            form = data.draw(st.sampled_from(FORMS), label=name)
+            arguments[name] = carrying(form, arguments[name])
+        with MODES[mode]():
+            needs_gradient, has_tangent = carried([arguments[name] for name in names])
+            expected = function_of(op)(**want)
+            if has_tangent or (needs_gradient and op in WRITING):
+                with pytest.raises(NotImplementedError, match=f"paged::{op.partition('.')[0]}"):
+                    function_of(op)(**arguments)
+                return
+            result = function_of(op)(**arguments)
+        if op in WRITING:
+            for name in WRITTEN[op]:
+                assert same_bits(arguments[name].detach(), want[name])
+            return
+        assert same_bits(first(result).detach(), first(expected))
+        assert first(result).requires_grad == needs_gradient
+        if needs_gradient:
+            with pytest.raises(NotImplementedError, match=f"paged::{op} "):
+                first(result).sum().backward()
+
+
+TRANSFORMS: dict[str, Callable[..., Any]] = {
+    "grad": lambda f, x: torch.func.grad(lambda y: f(y).sum())(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),)),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "hessian": lambda f, x: torch.func.hessian(lambda y: f(y).sum())(x),
+    "linearize": lambda f, x: torch.func.linearize(f, x),
+    "jvp of jvp": lambda f, x: torch.func.jvp(
+        lambda y: torch.func.jvp(f, (y,), (x,))[1], (x,), (x,)
+    ),
+    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(lambda y: f(y).sum()))(x[None]),
+    "grad of vmap": lambda f, x: torch.func.grad(lambda y: torch.func.vmap(f)(y).sum())(x[None]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=list(TRANSFORMS))
+@pytest.mark.parametrize(
+    ("op", "argument"), [(op, name) for op in (*READING, *WRITING) for name in float_arguments(op)]
+)
+def test_every_transform_of_every_argument_is_refused(
+    op: str, argument: str, transform: Callable[..., Any]
+) -> None:
+    arguments = arguments_of(op)
+
+    def called(value: Tensor) -> Tensor:
+        result = function_of(op)(**{**arguments, argument: value})
+        return value.sum() if result is None else first(result)
+
+    says = rf"paged::{op.partition('.')[0]}(\.out)? has no gradient|Batching rule not implemented"
+    with pytest.raises(RuntimeError, match=says):
+        transform(called, arguments[argument])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_vmap_of_an_op_that_reads_is_a_call_for_each_sample() -> None:
+    arguments = arguments_of("attention")
+    queries = torch.stack([arguments.pop("query"), torch.randn(5, 2, 16)]).requires_grad_()
+
+    def call(query: Tensor) -> Tensor:
+        return torch.ops.paged.attention(query, **arguments)
+
+    got = torch.func.vmap(call)(queries)
+    assert same_bits(got.detach(), torch.stack([call(query).detach() for query in queries]))
+    with pytest.raises(NotImplementedError, match="paged::attention "):
+        got.sum().backward()
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("op", WRITING)
+def test_a_write_in_any_mode_is_seen_by_the_backward_that_saved_its_tensor(
+    op: str, mode: str
+) -> None:
+    arguments = arguments_of(op)
+    for name in WRITTEN[op]:
+        whole = torch.stack([arguments[name], arguments[name]])
+        factor = torch.ones_like(whole, requires_grad=True)
+        product = (whole * factor).sum()
+        with MODES[mode]():
+            function_of(op)(**{**arguments, name: whole[1]})
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+
+def test_tensors_made_in_inference_mode_may_be_written_outside_of_it() -> None:
+    """They count no versions, and no backward may save them."""
+    for op in WRITING:
+        with torch.inference_mode():
+            arguments = arguments_of(op)
+        want = arguments_of(op)
+        function_of(op)(**arguments)
+        function_of(op)(**want)
+        for name in WRITTEN[op]:
+            assert same_bits(arguments[name], want[name])
 
 
 def test_the_public_functions_behave_like_the_ops() -> None:

@@ -11,6 +11,8 @@
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -21,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments/memory.h"
 #include "params.h"
 
 namespace paged {
@@ -121,6 +124,11 @@ class Argument {
   int64_t size(int64_t dim) const { return sizes[dim]; }
   int64_t stride(int64_t dim) const { return strides[dim]; }
   int64_t rank() const { return static_cast<int64_t>(sizes.size()); }
+  // Of a tensor of few dimensions: one whose rank was checked.
+  Memory memory() const {
+    const auto element = static_cast<int64_t>(tensor_->element_size());
+    return {data(), element, sizes, strides, element};
+  }
   // For reading; never materialises a lazy copy.
   void* data() const { return const_cast<void*>(tensor_->const_data_ptr()); }
   void* mutable_data() const { return tensor_->mutable_data_ptr(); }
@@ -243,12 +251,11 @@ class Checks {
     }
   }
 
-  // Two elements of a tensor that is written must not share memory: each dimension must step over
-  // all that the dimensions of smaller stride span.
+  // Two elements of a tensor that is written must not share memory.
   void no_overlap(const Argument& arg) const {
+    if (!arg.memory().shares_with_itself()) return;
     std::vector<int64_t> dims;
     for (int64_t dim = 0; dim < arg.rank(); ++dim) {
-      if (arg.size(dim) == 0) return;
       if (arg.size(dim) > 1) dims.push_back(dim);
     }
     std::sort(dims.begin(), dims.end(),
@@ -263,31 +270,14 @@ class Checks {
     }
   }
 
-  void no_shared_memory(const Argument& written, const Argument& read) const {
-    const auto [written_begin, written_end] = extent(written);
-    const auto [read_begin, read_end] = extent(read);
-    if (written_begin < read_end && read_begin < written_end) {
-      refuse(read.name, " shares memory with ", written.name,
-             ", which is written; expected separate tensors");
-    }
+  // Neither does what is written share memory with anything else that the call reads or writes.
+  void no_shared_memory(const Argument& written, const Argument& other) const {
+    if (!other.is_given() || !written.memory().shares_with(other.memory())) return;
+    refuse(other.name, " shares memory with ", written.name,
+           ", which is written; expected separate tensors");
   }
 
  private:
-  struct Extent {
-    uintptr_t begin;
-    uintptr_t end;
-  };
-
-  static Extent extent(const Argument& arg) {
-    int64_t elements = 1;
-    for (int64_t dim = 0; dim < arg.rank(); ++dim) {
-      if (arg.size(dim) == 0) return {0, 0};
-      elements += (arg.size(dim) - 1) * arg.stride(dim);
-    }
-    const auto begin = reinterpret_cast<uintptr_t>(arg.data());
-    return {begin, begin + static_cast<uintptr_t>(elements) * arg.tensor().element_size()};
-  }
-
   static std::string device_name(const Argument& arg) {
     std::ostringstream name;
     switch (arg.device.type()) {
@@ -317,6 +307,14 @@ std::vector<T> copy_of(const Argument& arg) {
   const Element* data = static_cast<const Element*>(arg.data());
   for (int64_t i = 0; i < arg.size(0); ++i) values[i] = static_cast<T>(data[i * arg.stride(0)]);
   return values;
+}
+
+// alibi_slopes or sinks as floats: every value of the narrower dtypes is one.
+inline std::vector<float> per_head_values(const Argument& arg) {
+  if (!arg.is_given()) return {};
+  if (arg.dtype == ScalarType::Half) return copy_of<float, torch::headeronly::Half>(arg);
+  if (arg.dtype == ScalarType::BFloat16) return copy_of<float, torch::headeronly::BFloat16>(arg);
+  return copy_of<float>(arg);
 }
 
 }  // namespace paged

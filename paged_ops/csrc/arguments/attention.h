@@ -81,7 +81,7 @@ inline void check_per_head_shape(const Checks& checks, const Argument& arg, cons
   if (!arg.is_given()) return;
   checks.readable(arg);
   checks.rank(arg, 1, "[num_heads]");
-  checks.dtype(arg, ScalarType::Float);
+  if (arg.dtype != query.dtype) checks.dtype(arg, ScalarType::Float, " or query's dtype");
   checks.same_device(arg, query);
   checks.size(arg, 0, query.size(1), "num_heads of query");
 }
@@ -233,7 +233,7 @@ inline Rows check_out(const Checks& checks, const Argument& out, const Attention
   for (const Argument* read : {&in.query, &in.key_cache, &in.value_cache, &in.block_tables,
                                &in.seq_lens, &in.query_start_loc, &in.alibi_slopes, &in.sinks,
                                &in.key_scale, &in.value_scale, &in.tree_mask}) {
-    if (read->is_given()) checks.no_shared_memory(out, *read);
+    checks.no_shared_memory(out, *read);
   }
   return {out.mutable_data(), out.stride(0), out.stride(1)};
 }

@@ -31,6 +31,7 @@ inline CopyBlocksShape check_copy_blocks_shapes(const Checks& checks, const Copy
   check_index_dtype(checks, in.block_mapping);
   checks.same_device(in.block_mapping, in.key_cache);
   check_written_pool(checks, caches, pool);
+  check_read_beside(checks, caches, pool, in.block_mapping);
   return {pool, in.block_mapping.size(0), in.block_mapping.dtype == ScalarType::Long,
           in.block_mapping.stride(0), in.block_mapping.stride(1)};
 }

@@ -1,6 +1,8 @@
 // The pool, and the lengths and tables that say what of it belongs to whom.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <vector>
 
 #include "arguments/argument.h"
@@ -88,23 +90,67 @@ inline Pool check_pool(const Checks& checks, const PoolArguments& in, const Argu
   return pool;
 }
 
+// Whether K and V share memory in no other way than row by row: a row of V with no row of K but its
+// own. Such rows are read and written one after the other, by one thread.
+inline bool share_rows_alone(const Argument& key, const Argument& value) {
+  for (int64_t dim = 0; dim < 3; ++dim) {
+    if (key.size(dim) > 1 && key.stride(dim) != value.stride(dim)) return false;
+  }
+  // Then rows of K and V that meet lie in one row that spans both, and no two of these may meet.
+  const auto begin_of = [](const Argument& arg) { return static_cast<const char*>(arg.data()); };
+  const auto bytes = static_cast<int64_t>(key.tensor().element_size());
+  const char* begin = std::min(begin_of(key), begin_of(value));
+  const char* end =
+      std::max(begin_of(key) + key.size(3) * bytes, begin_of(value) + value.size(3) * bytes);
+  const std::array<int64_t, 3> sizes = {key.size(0), key.size(1), key.size(2)};
+  const std::array<int64_t, 3> strides = {key.stride(0) * bytes, key.stride(1) * bytes,
+                                          key.stride(2) * bytes};
+  return !Memory(begin, end - begin, sizes, strides, 1).shares_with_itself();
+}
+
+inline bool are_same_elements(const Argument& a, const Argument& b) {
+  if (a.data() != b.data() || a.rank() != b.rank()) return false;
+  for (int64_t dim = 0; dim < a.rank(); ++dim) {
+    if (a.size(dim) != b.size(dim) || (a.size(dim) > 1 && a.stride(dim) != b.stride(dim)))
+      return false;
+  }
+  return true;
+}
+
 // Makes `pool` one that is written: its caches, and the scales that come with each token. None of
-// them may share memory with anything else that the call reads or writes; but V may be a view of K.
+// them may share memory with anything else that the call reads or writes; but V may be a view of K,
+// which a quantised row, having one scale, is only with the same scales.
 inline void check_written_pool(const Checks& checks, const PoolArguments& in, Pool& pool) {
   checks.no_overlap(in.key_cache);
   checks.no_overlap(in.value_cache);
   pool.key.data = in.key_cache.mutable_data();
   pool.value.data = in.value_cache.mutable_data();
-  const auto check_written_scale = [&](const Argument& scale, Scales& scales) {
+  const bool by_rows = share_rows_alone(in.key_cache, in.value_cache);
+  const bool is_one = by_rows && is_quantised(pool.dtype) && shares_rows(pool);
+  if (!by_rows || (is_quantised(pool.dtype) && !is_one)) {
+    checks.no_shared_memory(in.key_cache, in.value_cache);
+  }
+  const auto check_written_scale = [&](const Argument& scale, Scales& scales,
+                                       const Argument& other) {
     if (!scale.is_given()) return;
     checks.no_shared_memory(in.key_cache, scale);
     checks.no_shared_memory(in.value_cache, scale);
     if (!scales.are_per_token) return;
     checks.no_overlap(scale);
+    if (!is_one || !are_same_elements(scale, other)) checks.no_shared_memory(scale, other);
     scales.data = static_cast<float*>(scale.mutable_data());
   };
-  check_written_scale(in.key_scale, pool.key.scales);
-  check_written_scale(in.value_scale, pool.value.scales);
+  check_written_scale(in.key_scale, pool.key.scales, in.value_scale);
+  check_written_scale(in.value_scale, pool.value.scales, in.key_scale);
+}
+
+// What is only read beside a pool that is written.
+inline void check_read_beside(const Checks& checks, const PoolArguments& in, const Pool& pool,
+                              const Argument& read) {
+  checks.no_shared_memory(in.key_cache, read);
+  checks.no_shared_memory(in.value_cache, read);
+  if (pool.key.scales.are_per_token) checks.no_shared_memory(in.key_scale, read);
+  if (pool.value.scales.are_per_token) checks.no_shared_memory(in.value_scale, read);
 }
 
 inline void check_length_shapes(const Checks& checks, const Argument& block_tables,

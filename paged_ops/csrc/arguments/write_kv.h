@@ -75,11 +75,10 @@ inline WriteKvShape check_write_kv_shapes(const Checks& checks, const WriteKvInp
   check_index_dtype(checks, in.slot_mapping);
   checks.same_device(in.slot_mapping, in.key);
   checks.size(in.slot_mapping, 0, in.key.size(0), "num_tokens of key");
-  for (const Argument* cache : {&in.key_cache, &in.value_cache}) {
-    checks.no_shared_memory(*cache, in.key);
-    checks.no_shared_memory(*cache, in.value);
-  }
   check_written_pool(checks, caches, pool);
+  for (const Argument* read : {&in.key, &in.value, &in.slot_mapping}) {
+    check_read_beside(checks, caches, pool, *read);
+  }
   const WriteKvShape shape = {dtype,           pool,
                               rows_of(in.key), rows_of(in.value),
                               in.key.size(0),  in.slot_mapping.dtype == ScalarType::Long};

@@ -20,11 +20,6 @@ ThreadPool thread_pool() {
           }};
 }
 
-// alibi_slopes or sinks.
-std::vector<float> per_head_values(const Argument& arg) {
-  return arg.is_given() ? copy_of<float>(arg) : std::vector<float>();
-}
-
 void run_attention(const Checks&, const AttentionInputs& in, const AttentionShape& shape,
                    const AttentionValues& values) {
   const std::vector<float> alibi_slopes = per_head_values(in.alibi_slopes);

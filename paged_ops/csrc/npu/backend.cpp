@@ -69,6 +69,11 @@ class Dense {
     tensor_ = is_dense ? arg.tensor() : torch::stable::contiguous(arg.tensor());
   }
 
+  // The same in another dtype.
+  Dense(const Argument& arg, ScalarType dtype) : Dense(arg) {
+    if (arg.is_given() && arg.dtype != dtype) tensor_ = torch::stable::to(*tensor_, dtype);
+  }
+
   // Null for an argument that isn't given.
   const void* data() const { return tensor_.has_value() ? tensor_->const_data_ptr() : nullptr; }
 
@@ -134,7 +139,8 @@ void attention(const Checks& checks, const AttentionInputs& in, const AttentionS
   if (shape.num_tokens == 0) return;
   const Call call(checks, in.query);
   const Dense seq_lens(in.seq_lens), query_start_loc(in.query_start_loc);
-  const Dense alibi_slopes(in.alibi_slopes), sinks(in.sinks);
+  const Dense alibi_slopes(in.alibi_slopes, ScalarType::Float);
+  const Dense sinks(in.sinks, ScalarType::Float);
   call.run([&](const Soc& soc) { return plan_attention(shape, soc, wanted_kernel()); },
            {shape.query.data, shape.pool.key.data, shape.pool.value.data, shape.block_tables.data,
             seq_lens.data(), query_start_loc.data(), alibi_slopes.data(), sinks.data(),

@@ -100,7 +100,8 @@ void write_row(T* out, const float* acc, int64_t width, float factor) {
   if (d < width) store_partial(out + d, load(acc + d) * factor, width - d);
 }
 
-// Lets the sinks join the denominator, then writes output and lse. A row that saw no key writes 0.
+// Lets the sinks join the denominator, then writes output and lse. A row that saw no key writes 0,
+// whatever its sink is.
 template <class T>
 void finish_as(const AttentionParams& params, const RowSpan& span, const State& state) {
   T* output = static_cast<T*>(params.output.data);
@@ -111,14 +112,14 @@ void finish_as(const AttentionParams& params, const RowSpan& span, const State& 
     float keep = 1.0f;
     if (params.sinks != nullptr) {
       const float sink = params.sinks[row.head];
-      const float new_max = sink > max ? sink : max;
+      const float new_max = sink > max || sink != sink ? sink : max;
       keep = weight_of(max, new_max);
       sum = sum * keep + weight_of(sink, new_max);
       max = new_max;
     }
     T* out = output + row.token * params.output.token_stride + row.head * params.output.head_stride;
     write_row(out, state.acc + r * state.acc_stride, params.pool.value.head_dim,
-              sum == 0.0f ? 0.0f : keep / sum);
+              state.sum[r] == 0.0f ? 0.0f : keep / sum);
     if (params.lse != nullptr)
       params.lse[row.token * params.num_heads + row.head] = max + logf(sum);
   }

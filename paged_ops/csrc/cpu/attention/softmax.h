@@ -39,9 +39,11 @@ PAGED_INLINE void clear(const State& state, int64_t num_rows) {
   std::memset(state.acc, 0, static_cast<size_t>(num_rows * state.acc_stride) * sizeof(float));
 }
 
-// e^(a - b) for a <= b, where b = -inf stands for "no keys": then 0.
+// e^(a - b) for a <= b, where b = -inf stands for "no keys": then 0. Equals weigh 1, infinite ones
+// too.
 PAGED_INLINE float weight_of(float a, float b) {
   if (b == kMinusInf) return 0.0f;
+  if (a == b) return 1.0f;
   return exp(broadcast(a - b))[0];
 }
 
