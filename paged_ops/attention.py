@@ -15,8 +15,7 @@ from paged_ops.blocks.holding import Prompt
 from paged_ops.blocks.ledger import Ledger
 from paged_ops.blocks.manager import BlockManager
 from paged_ops.functional import attention, write_kv
-from paged_ops.ops.checks import check_query, check_rows
-from paged_ops.ops.options import AttentionOptions
+from paged_ops.ops.checks import AttentionOptions, check_query, check_rows
 from paged_ops.pool.kv_cache import PagedKVCache
 
 FLOAT32_MAX = torch.finfo(torch.float32).max

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 import paged_ops.ops.registration  # noqa: F401  (registers the ops)
-from paged_ops.ops.options import AttentionOptions
+from paged_ops.ops.checks import AttentionOptions
 
 
 def attention(

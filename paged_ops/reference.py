@@ -34,8 +34,9 @@ Quantised caches
 ----------------
 An element of an int8, float8_e4m3fn or float8_e5m2 cache stands for itself times its scale. Scales
 are ``[]`` (one for all), ``[num_kv_heads]`` or ``[num_blocks, block_size, num_kv_heads]``; without
-them a float8 cache has the scale 1. `write_kv` writes ``x / scale``, rounded to nearest even; what
-is too large becomes the largest element. A scale per token and head it chooses itself, by row::
+them a float8 cache has the scale 1, and an int8 cache is refused by a ValueError. `write_kv` writes
+``x / scale``, rounded to nearest even; what is too large becomes the largest element. A scale per
+token and head it chooses itself, by row::
 
     scale = max(abs(row)) / largest element        127, 448 or 57344
 
@@ -58,7 +59,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from paged_ops.dtypes import LARGEST_ELEMENT, as_bytes
-from paged_ops.ops.options import AttentionOptions, refuse_unknown
+from paged_ops.ops.checks import AttentionOptions, refuse_unknown
 
 __all__ = [
     "attention",
@@ -85,11 +86,6 @@ def attention(
     -------
     Tensor
         ``[num_tokens, num_heads, head_dim_v]``, the dtype of ``query``.
-
-    Raises
-    ------
-    ValueError
-        If a cache is int8 and has no scale.
 
     Examples
     --------
@@ -133,11 +129,6 @@ def attention_with_lse(
     lse : Tensor
         ``[num_tokens, num_heads]``: natural log of the softmax denominator, the sink included;
         ``-inf`` for a row without keys and without a sink.
-
-    Raises
-    ------
-    ValueError
-        If a cache is int8 and has no scale.
 
     Examples
     --------
@@ -189,11 +180,6 @@ def write_kv(
 
     Of tokens with the same slot the last one stays.
 
-    Raises
-    ------
-    ValueError
-        If a cache is int8 and has no scale.
-
     Examples
     --------
     >>> import torch
@@ -243,7 +229,7 @@ def merge_states(
     ...     torch.full((1, 1, 1), 2.0), torch.zeros(1, 1),
     ...     torch.full((1, 1, 1), 6.0), torch.full((1, 1), 3.0).log(),
     ... )
-    >>> out, lse.exp()
+    >>> out, lse.exp().round(decimals=4)
     (tensor([[[5.]]]), tensor([[4.]]))
     """
     dtype = _arithmetic_dtype(out_a)

@@ -24,7 +24,6 @@ FOREIGN = {
     "PIP_EXTRA_INDEX_URL": "pip reads it",
     "ensure_decode_fast_path_is_available": "a function of transformers",
     "fixpipe_perf": "a program of CANN's samples",
-    "jvp": "a function of torch.func",
     "load_data_perf": "a program of CANN's samples",
     "matmul_basic_api_high_performance": "a program of CANN's samples",
     "max_len": "the length of a contiguous cache in docs/layout.md's table",

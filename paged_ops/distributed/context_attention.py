@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 
 from paged_ops.distributed.context_batch import ContextBatch
 from paged_ops.functional import attention_with_lse, merge_states
-from paged_ops.ops.options import AttentionOptions, refuse_unknown
+from paged_ops.ops.checks import AttentionOptions, refuse_unknown
 
 
 def context_parallel_attention(

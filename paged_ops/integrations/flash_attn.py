@@ -17,8 +17,7 @@ from paged_ops.functional import write_kv
 from paged_ops.integrations.rotary import apply_rotary
 from paged_ops.integrations.runs import as_blocks, run_tables
 from paged_ops.integrations.windows import Keys, Window, attention_in_window
-from paged_ops.ops.checks import check_attention, check_lengths_and_blocks
-from paged_ops.ops.options import AttentionOptions
+from paged_ops.ops.checks import AttentionOptions, check_attention, check_lengths_and_blocks
 
 
 def flash_attn_with_kvcache(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paged_ops.arguments import checked_int
 from paged_ops.functional import attention_with_lse
-from paged_ops.ops.options import AttentionOptions
+from paged_ops.ops.checks import AttentionOptions
 
 
 @dataclass(frozen=True)

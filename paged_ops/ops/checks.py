@@ -12,15 +12,37 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
+from typing_extensions import TypedDict, Unpack
 
 from paged_ops.dtypes import FLOAT_DTYPES, QUANTISED_DTYPES
-from paged_ops.ops.options import AttentionOptions
 
 _CACHE_DTYPES = FLOAT_DTYPES + QUANTISED_DTYPES
 _POOL_SIZES = ("num_blocks", "block_size", "num_kv_heads")
 _INDEX_DTYPES = (torch.int64, torch.int32)
 _FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+class AttentionOptions(TypedDict, total=False):
+    """What attention may be given beside its tensors: see `paged_ops.attention`."""
+
+    scale: float | None
+    causal: bool
+    sliding_window: int | None
+    softcap: float
+    alibi_slopes: Tensor | None
+    sinks: Tensor | None
+    key_scale: Tensor | None
+    value_scale: Tensor | None
+    tree_mask: Tensor | None
+
+
+def refuse_unknown(
+    function: str, options: AttentionOptions, unserved: tuple[str, ...] = ()
+) -> None:
+    """Refuse a name that is no option, or none of this function, as Python does in a signature."""
+    for name in options:
+        if name not in AttentionOptions.__annotations__ or name in unserved:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def _listed(dtypes: tuple[torch.dtype, ...]) -> str:

@@ -9,8 +9,12 @@ import torch
 
 import paged_ops
 from paged_ops import reference
-from paged_ops.ops.checks import check_attention, check_lengths_and_blocks
-from paged_ops.ops.options import AttentionOptions, refuse_unknown
+from paged_ops.ops.checks import (
+    AttentionOptions,
+    check_attention,
+    check_lengths_and_blocks,
+    refuse_unknown,
+)
 
 INT = torch.int32
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from paged_ops import reference
-from paged_ops.ops.options import AttentionOptions
+from paged_ops.ops.checks import AttentionOptions
 
 
 def attention_by_blocks(
