@@ -184,10 +184,10 @@ def run(engine: Engine, tokenizer: Tokenizer, *, live: bool, in_colour: bool) ->
     return record
 
 
-def summarise(engine: Engine, record: Record) -> str:
+def summarise(requests: Sequence[Request], record: Record) -> str:
     """Say how much was generated, how fast, and how often blocks changed hands."""
-    generated = sum(len(request.generated) for request in engine.requests)
-    preemptions = sum(request.preemptions for request in engine.requests)
+    generated = sum(len(request.generated) for request in requests)
+    preemptions = sum(request.preemptions for request in requests)
     columns = zip(*(occupancy.owners for occupancy in record.history), strict=True)
     owners = [set(column) - {-1} for column in columns]
     return (
@@ -270,12 +270,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     print_pool("pool before", engine.occupancy())
     print()
+    requests = engine.requests  # before it forgets them, each when it ends
     record = run(engine, tokenizer, live=live, in_colour=in_colour)
     print()
     print_pool(f"pool at its fullest, step {record.fullest.step}", record.fullest)
     print(reserved(engine, record.fullest) + "\n")
     print_pool("pool after", engine.occupancy())
-    print("\n" + summarise(engine, record))
+    print("\n" + summarise(requests, record))
     if flags.image is not None:
         try:
             size = save_image(record.history, labels, flags.image, preempted_at=record.preempted_at)
@@ -283,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"--image is {flags.image}, but it can't be written: {error.strerror}")
         print(f"image: {flags.image}, {size[0]} x {size[1]} pixels")
     assert isinstance(engine.model, LanguageModel)
-    return check(engine.model, engine.requests, engine.sampler)
+    return check(engine.model, requests, engine.sampler)
 
 
 def main_of_a_process() -> int:

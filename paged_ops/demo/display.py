@@ -41,7 +41,7 @@ class Progress:
     """The progress line: tokens so far, requests by state, the pool, tokens per second."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._requests = engine.requests  # all there will be; the engine forgets who has ended
         self._started = time.perf_counter()
 
     @property
@@ -52,11 +52,11 @@ class Progress:
     @property
     def num_generated(self) -> int:
         """Tokens generated so far, all requests together."""
-        return sum(len(request.generated) for request in self._engine.requests)
+        return sum(len(request.generated) for request in self._requests)
 
     def line(self, report: StepReport) -> str:
         """Return the line."""
-        states = [request.state for request in self._engine.requests]
+        states = [request.state for request in self._requests]
         waiting = states.count(State.WAITING) + states.count(State.PREEMPTED)
         occupancy = report.occupancy
         return (
@@ -74,7 +74,7 @@ class LineDisplay:
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer, stream: TextIO, *, in_colour: bool
     ) -> None:
-        self._engine, self._tokenizer, self._stream = engine, tokenizer, stream
+        self._requests, self._tokenizer, self._stream = engine.requests, tokenizer, stream
         self._in_colour = in_colour
         self._progress = Progress(engine)
         self._shown = [0] * len(engine.requests)  # characters of each request's text
@@ -84,15 +84,15 @@ class LineDisplay:
         for index in report.preempted:
             self._event(report, index, "loses its blocks to an older request and waits")
         for index in report.joined:
-            request = self._engine.requests[index]
+            request = self._requests[index]
             # The token that this step chose is not among those it computed.
             computed = len(request.tokens) - 1
             again = " again, recomputing" if request.preemptions else " with"
             self._event(report, index, f"joins{again} {computed} tokens")
         for index in report.tokens:
-            self._flush(self._engine.requests[index], whole=index in report.finished)
+            self._flush(self._requests[index], whole=index in report.finished)
         for index in report.finished:
-            count = len(self._engine.requests[index].generated)
+            count = len(self._requests[index].generated)
             self._event(report, index, f"finishes after {count} new tokens")
         if report.step % PROGRESS_EVERY == 0:
             self._print(f"--- {self._progress.line(report)}")
@@ -132,7 +132,7 @@ class LiveDisplay:
         width: int,
         text_lines: int,
     ) -> None:
-        self._engine, self._tokenizer, self._stream = engine, tokenizer, stream
+        self._requests, self._tokenizer, self._stream = engine.requests, tokenizer, stream
         self._in_colour, self._width, self._text_lines = in_colour, width, text_lines
         self._progress = Progress(engine)
         self._height = 0  # lines of the frame on the screen
@@ -144,7 +144,7 @@ class LiveDisplay:
         if now - self._drawn_at < FRAME_SECONDS:
             return
         self._drawn_at = now
-        lines = [line for request in self._engine.requests for line in self._block(request)]
+        lines = [line for request in self._requests for line in self._block(request)]
         lines += draw_pool(report.occupancy, width=self._width, in_colour=self._in_colour)
         lines.append(self._progress.line(report)[: self._width - 1])
         self._erase()
@@ -155,7 +155,7 @@ class LiveDisplay:
     def close(self) -> None:
         """Put every request's whole text in the place of the last frame."""
         self._erase()
-        for request in self._engine.requests:
+        for request in self._requests:
             print(self._title(request), file=self._stream)
             for line in printable(self._tokenizer, request.tokens).strip().splitlines():
                 print(f"  {line}", file=self._stream)

@@ -21,6 +21,7 @@ class PackedConfig:
     num_kv_heads: int
     head_dim: int
     max_positions: int
+    vocab_size: int
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> PackedConfig:
@@ -32,6 +33,7 @@ class PackedConfig:
             getattr(config, "num_key_value_heads", None) or num_heads,
             getattr(config, "head_dim", None) or config.hidden_size // num_heads,
             config.max_position_embeddings,
+            config.vocab_size,
         )
 
 
