@@ -466,6 +466,7 @@ SPOILT: dict[str, Callable[[PagedAttention, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # by torch, for dual tensors
 @pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.parametrize("kind", SPOILT)
 @pytest.mark.parametrize("query_lens", [None, [3, 2]])
