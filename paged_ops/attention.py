@@ -6,8 +6,9 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
-from paged_ops.arguments import checked_int
+from paged_ops.arguments import checked_float, checked_int
 from paged_ops.batch.batch import Batch, checked_query_lens, read_rows
 from paged_ops.batch.decode import DecodeBatches
 from paged_ops.blocks.errors import UnknownRequest
@@ -18,7 +19,6 @@ from paged_ops.functional import attention, write_kv
 from paged_ops.ops.checks import AttentionOptions, check_query, check_rows
 from paged_ops.pool.kv_cache import PagedKVCache
 
-FLOAT32_MAX = torch.finfo(torch.float32).max
 INT64_MAX = 2**63 - 1
 
 
@@ -125,10 +125,9 @@ class PagedAttention(nn.Module):
             raise ValueError(
                 f"num_heads is {num_heads}, expected a multiple of num_kv_heads, {num_kv_heads}"
             )
-        if scale is not None and not abs(scale) <= FLOAT32_MAX:
-            raise ValueError(f"scale is {scale}, expected a finite float32")
-        if not 0 <= softcap <= FLOAT32_MAX:
-            raise ValueError(f"softcap is {softcap}, expected a finite float32, 0 (off) or more")
+        if scale is not None:
+            scale = checked_float("scale", scale)
+        softcap = checked_float("softcap", softcap, 0)
         if sliding_window is not None:
             sliding_window = checked_int("sliding_window", sliding_window, 1, INT64_MAX)
         self.scale = scale
@@ -255,8 +254,11 @@ class PagedAttention(nn.Module):
         if cache.device != self._device:
             self._decodes = DecodeBatches(self.manager, cache.device)
             self._device = cache.device
-        batch = self._begin(requests, new, lengths)
-        write_kv(key, value, *caches, batch.slot_mapping, **scales)
+        with self.manager.lock, self.manager.ledger as ledger:
+            # If the write is refused or broken off, the room is given back; what has been written
+            # by then lies behind the end of every request.
+            batch = self._begin(ledger, requests, new, lengths)
+            write_kv(key, value, *caches, batch.slot_mapping, **scales)
         index = batch.block_tables, batch.seq_lens, batch.query_start_loc
         output = attention(query, *caches, *index, **options)
         self._end(dict(zip(requests, lengths, strict=True)))
@@ -354,7 +356,8 @@ class PagedAttention(nn.Module):
                 raise TypeError(f"{name} is {rows.dtype}, expected {dtype}, as the pool")
             if rows.device != device:
                 raise ValueError(f"{name} is on {rows.device}, expected {device}")
-            if rows.requires_grad and torch.is_grad_enabled():
+            grad = rows.requires_grad and torch.is_grad_enabled()
+            if grad or forward_ad.unpack_dual(rows).tangent is not None:
                 raise NotImplementedError(
                     f"{name} requires a gradient, and PagedAttention has none: it is for "
                     "inference; call it under torch.no_grad() or torch.inference_mode()"
@@ -367,22 +370,17 @@ class PagedAttention(nn.Module):
         except KeyError as error:
             raise UnknownRequest(error.args[0]) from None
 
-    def _begin(self, requests: Sequence[Hashable], new: list[int], lengths: list[int]) -> Batch:
-        """Make room for so many tokens of each request, and read where they go; or change nothing.
-
-        Nothing written so far is touched, so a step that is broken off after this can be repeated.
-        """
-        is_decode = new.count(1) == len(new)
-        with self.manager.lock, self.manager.ledger as ledger:
-            # Whole blocks: they are held anyway, and the next steps find their room made.
-            size = ledger.block_size
-            room = [-(-length // size) * size for length in lengths]
-            self.cache.copy_blocks(ledger.make_room(requests, room))
-            if is_decode:
-                rows = self._decodes.read(ledger, requests, lengths)
-            else:
-                others = read_rows(ledger, requests, new, lengths)
-        return self._decodes.next(rows) if is_decode else others.build(self._device)
+    def _begin(
+        self, ledger: Ledger, requests: Sequence[Hashable], new: list[int], lengths: list[int]
+    ) -> Batch:
+        """Make room for so many tokens of each request in open books, and say where they go."""
+        # Whole blocks: they are held anyway, and the next steps find their room made.
+        size = ledger.block_size
+        room = [-(-length // size) * size for length in lengths]
+        self.cache.copy_blocks(ledger.make_room(requests, room))
+        if new.count(1) == len(new):
+            return self._decodes.next(self._decodes.read(ledger, requests, lengths))
+        return read_rows(ledger, requests, new, lengths).build(self._device)
 
     def _end(self, lengths: dict[Hashable, int]) -> None:
         """Say that the requests have these lengths now; what has left the window is given back."""

@@ -61,20 +61,22 @@ def run_all(
     tokenizer: Tokenizer,
     sampler: Sampler | None = None,
     **pool: int,
-) -> tuple[Engine, list[StepReport]]:
+) -> tuple[Engine, list[Request], list[StepReport]]:
     """Run every prompt; prove in each step that the books are in order."""
     engine = Engine(model, sampler=sampler, **pool)
-    for text, count in zip(PROMPTS, NEW_TOKENS, strict=True):
+    requests = [
         engine.submit(tokenizer.encode(text), count)
+        for text, count in zip(PROMPTS, NEW_TOKENS, strict=True)
+    ]
     reports = []
     for report in engine.run():
         engine.manager.check()
         reports.append(report)
-    return engine, reports
+    return engine, requests, reports
 
 
-def generated(engine: Engine) -> list[list[int]]:
-    return [request.generated for request in engine.requests]
+def generated(requests: list[Request]) -> list[list[int]]:
+    return [request.generated for request in requests]
 
 
 @pytest.mark.parametrize("max_batch", [1, 2, 5])
@@ -87,43 +89,44 @@ def test_greedy_tokens_are_those_of_contiguous_attention(
     max_batch: int,
 ) -> None:
     num_blocks = -(-300 // block_size) + len(PROMPTS)
-    engine, _ = run_all(
+    _, requests, _ = run_all(
         model, tokenizer, num_blocks=num_blocks, block_size=block_size, max_batch=max_batch
     )
-    assert generated(engine) == expected
+    assert generated(requests) == expected
 
 
 def test_preempted_requests_end_with_the_same_tokens(
     model: LanguageModel, tokenizer: Tokenizer, expected: list[list[int]]
 ) -> None:
-    engine, reports = run_all(model, tokenizer, num_blocks=12, block_size=4, max_batch=5)
-    assert sum(request.preemptions for request in engine.requests) >= 2
+    _, requests, reports = run_all(model, tokenizer, num_blocks=12, block_size=4, max_batch=5)
+    assert sum(request.preemptions for request in requests) >= 2
     assert sum(len(report.preempted) for report in reports) >= 2
-    assert generated(engine) == expected
+    assert generated(requests) == expected
 
 
 def test_the_oldest_request_is_never_preempted(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    engine, reports = run_all(model, tokenizer, num_blocks=12, block_size=4, max_batch=5)
+    _, requests, reports = run_all(model, tokenizer, num_blocks=12, block_size=4, max_batch=5)
     finished: set[int] = set()
     for report in reports:
         oldest = min(set(range(len(PROMPTS))) - finished)
         assert oldest not in report.preempted
         finished |= set(report.finished)
-    assert engine.requests[0].preemptions == 0
+    assert requests[0].preemptions == 0
 
 
 def test_after_a_run_the_pool_is_empty_and_its_books_are_in_order(
     model: LanguageModel, tokenizer: Tokenizer
 ) -> None:
-    engine, _ = run_all(model, tokenizer, num_blocks=16, block_size=4, max_batch=3)
+    engine, requests, _ = run_all(model, tokenizer, num_blocks=16, block_size=4, max_batch=3)
     engine.manager.check()
     assert engine.manager.num_used == 0
     assert engine.occupancy().used == 0
-    assert all(request.state is State.FINISHED for request in engine.requests)
+    assert all(request.state is State.FINISHED for request in requests)
+    assert engine.requests == []
 
 
 def test_waiting_prompts_join_when_others_leave(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    _, reports = run_all(model, tokenizer, num_blocks=64, block_size=4, max_batch=2)
+    _, _, reports = run_all(model, tokenizer, num_blocks=64, block_size=4, max_batch=2)
     joined_in = {index: report.step for report in reports for index in report.joined}
     assert joined_in[0] == joined_in[1] == 1
     assert len(set(joined_in.values())) >= 3
@@ -146,14 +149,14 @@ def test_sampled_tokens_do_not_depend_on_the_batch_or_on_preemption(
     model: LanguageModel, tokenizer: Tokenizer
 ) -> None:
     sampler = Sampler(temperature=0.9, seed=3)
-    tight, _ = run_all(model, tokenizer, sampler, num_blocks=12, block_size=4, max_batch=5)
-    roomy, _ = run_all(model, tokenizer, sampler, num_blocks=100, block_size=16, max_batch=1)
-    other, _ = run_all(
+    _, tight, _ = run_all(model, tokenizer, sampler, num_blocks=12, block_size=4, max_batch=5)
+    _, roomy, _ = run_all(model, tokenizer, sampler, num_blocks=100, block_size=16, max_batch=1)
+    _, other, _ = run_all(
         model, tokenizer, Sampler(0.9, 4), num_blocks=100, block_size=16, max_batch=5
     )
     assert generated(tight) == generated(roomy)
     assert generated(tight) != generated(other)
-    assert not compare_with_contiguous(model, tight.requests, sampler).mismatch
+    assert not compare_with_contiguous(model, tight, sampler).mismatch
 
 
 @pytest.mark.parametrize(
@@ -197,8 +200,8 @@ def test_the_waste_of_a_step_is_the_managers(model: LanguageModel, tokenizer: To
 
 
 def test_the_check_counts_every_token(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    engine, _ = run_all(model, tokenizer, num_blocks=64, block_size=4, max_batch=5)
-    result = compare_with_contiguous(model, engine.requests, Sampler())
+    _, requests, _ = run_all(model, tokenizer, num_blocks=64, block_size=4, max_batch=5)
+    result = compare_with_contiguous(model, requests, Sampler())
     assert (result.equal, result.tied, result.mismatch) == (sum(NEW_TOKENS), 0, "")
 
 
@@ -217,9 +220,9 @@ def test_the_check_names_the_first_token_that_differs(
 
 def test_bfloat16_agrees_within_its_rounding(tokenizer: Tokenizer) -> None:
     model = load_model(dtype=torch.bfloat16)
-    engine, _ = run_all(model, tokenizer, num_blocks=64, block_size=4, max_batch=5)
+    engine, requests, _ = run_all(model, tokenizer, num_blocks=64, block_size=4, max_batch=5)
     assert engine.cache.dtype is torch.bfloat16
-    result = compare_with_contiguous(model, engine.requests, Sampler())
+    result = compare_with_contiguous(model, requests, Sampler())
     assert not result.mismatch
     assert result.equal + result.tied == sum(NEW_TOKENS)
     assert result.tied <= sum(NEW_TOKENS) // 10

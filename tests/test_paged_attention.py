@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from paged_ops.attention import PagedAttention
 from paged_ops.blocks.errors import OutOfBlocks, UnknownRequest
@@ -435,6 +436,81 @@ def test_the_repr_names_the_sizes_and_the_options() -> None:
     text = repr(PagedAttention(4, 8, num_kv_heads=2, softcap=3.0))
     for part in ("num_heads=4", "num_kv_heads=2", "softcap=3.0", "num_blocks=1024"):
         assert part in text
+
+
+# ------------------------------------------------------------------ check, then change
+
+
+def everything(layer: PagedAttention) -> Any:
+    """Return all that a refused call must leave as it is."""
+    with layer.manager.lock, layer.manager.ledger as ledger:
+        books = {
+            request: (held.table.copy(), held.num_tokens)
+            for request, held in ledger.requests.items()
+        }
+    return books, {request: layer.num_tokens(request) for request in books}, layer.kv_blocks.clone()
+
+
+def with_tangent(rows: Tensor) -> Tensor:
+    return forward_ad.make_dual(rows, torch.ones_like(rows))
+
+
+SPOILT: dict[str, Callable[[PagedAttention, Tensor], Tensor]] = {
+    "part of the pool": lambda layer, rows: layer.kv_blocks[0, 0, : len(rows)],
+    "with a tangent": lambda layer, rows: with_tangent(rows),
+    "with a gradient": lambda layer, rows: rows.clone().requires_grad_(),
+    "not dense": lambda layer, rows: rows.mT.contiguous().mT,
+    "of another shape": lambda layer, rows: rows[:, :1],
+    "of another dtype": lambda layer, rows: rows.double(),
+    "on another device": lambda layer, rows: rows.to("meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # by torch, for dual tensors
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("kind", SPOILT)
+@pytest.mark.parametrize("query_lens", [None, [3, 2]])
+def test_a_call_that_is_refused_has_changed_nothing(
+    query_lens: list[int] | None, kind: str, which: int
+) -> None:
+    layer = PagedAttention(HEADS, HEAD_DIM, 4, 16, KV_HEADS)
+    for request in "ab":
+        layer.allocate(request, 4)
+    layer(*random_tokens(8), ["a", "b"], [4, 4])  # and whatever follows needs new blocks
+    layer.fork("a", "c")
+    before = everything(layer)
+    tokens = list(random_tokens(2 if query_lens is None else 5))
+    if kind == "part of the pool" and not which:
+        return  # other heads
+    with forward_ad.dual_level():
+        tokens[which] = SPOILT[kind](layer, tokens[which])
+        with pytest.raises((ValueError, TypeError, RuntimeError, NotImplementedError)):
+            layer(*tokens, ["a", "b"], query_lens)
+    after = everything(layer)
+    assert before[:2] == after[:2]
+    assert torch.equal(before[2], after[2])
+
+
+@pytest.mark.parametrize("option", [{"scale": 1j}, {"scale": "x"}, {"softcap": 1j}])
+def test_what_is_no_number_is_refused_when_the_layer_is_made(option: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(option))} is .*, expected a finite float32"):
+        PagedAttention(HEADS, HEAD_DIM, **option)
+
+
+def test_steps_in_different_modes_give_the_same_outputs() -> None:
+    tokens = [random_tokens(2) for _ in range(12)]
+    modes = [torch.inference_mode, torch.no_grad, torch.enable_grad]
+    outputs = []
+    for shift in range(4):
+        layer = PagedAttention(HEADS, HEAD_DIM, 2, 16, KV_HEADS)
+        for request in "ab":
+            layer.allocate(request, 0)
+        steps = []
+        for i, step in enumerate(tokens):
+            with modes[0 if shift == 3 else (i + shift) % 3]():
+                steps.append(layer(*step, ["a", "b"]).clone())
+        outputs.append(torch.stack(steps))
+    assert all(torch.equal(outputs[0], each) for each in outputs)
 
 
 # ------------------------------------------------------------------ broken off

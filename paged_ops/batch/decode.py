@@ -114,12 +114,17 @@ class DecodeBatches:
         try:
             held = [ledger.requests[request] for request in requests]
             present = [request.num_tokens for request in held]
-            lengths = array("i", present if seq_lens is None else seq_lens)
+            given = present if seq_lens is None else list(seq_lens)
+            lengths = array("i", given)
         except (KeyError, TypeError, OverflowError):
             _refuse(ledger, requests, seq_lens)
         same = held == self._held
         one_each = len(lengths) == len(held) and (same or len(set(requests)) == len(held))
-        fit = seq_lens is None or (min(lengths, default=0) >= 0 and all(map(le, lengths, present)))
+        fit = seq_lens is None or (
+            bool not in map(type, given)  # which an array takes for an integer
+            and min(lengths, default=0) >= 0
+            and all(map(le, lengths, present))
+        )
         if not one_each or not fit or 0 in lengths:
             _refuse(ledger, requests, seq_lens)
         versions = [request.version for request in held]
@@ -170,7 +175,17 @@ class DecodeBatches:
         return [r for r, (a, b) in pairs if r in known or (a - 1) // size != (b - 1) // size]
 
     def next(self, rows: DecodeRows) -> Batch:
-        """Build the batch of what was read last."""
+        """Build the batch of what was read last.
+
+        All tensors are ordinary ones, whatever mode the caller is in: they are used again by steps
+        in other modes.
+        """
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return self._next(rows)
+        return self._next(rows)
+
+    def _next(self, rows: DecodeRows) -> Batch:
         if not rows.held:
             return Rows([], [], [], self.manager.block_size).build(self._device)
         seq_lens = torch.frombuffer(rows.lengths, dtype=torch.int32)

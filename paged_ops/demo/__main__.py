@@ -160,10 +160,10 @@ def run(
     return reports, seconds
 
 
-def summarise(engine: Engine, reports: Sequence[StepReport], seconds: float) -> str:
+def summarise(requests: Sequence[Request], reports: Sequence[StepReport], seconds: float) -> str:
     """Say how much was generated, how fast, and how often blocks changed hands."""
-    generated = sum(len(request.generated) for request in engine.requests)
-    preemptions = sum(request.preemptions for request in engine.requests)
+    generated = sum(len(request.generated) for request in requests)
+    preemptions = sum(request.preemptions for request in requests)
     num_computed = sum(report.num_computed for report in reports)
     columns = zip(*(report.occupancy.owners for report in reports), strict=True)
     owners = [set(column) - {-1} for column in columns]
@@ -247,6 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     print_pool("pool before", engine.occupancy())
     print()
+    requests = engine.requests  # before it forgets them, each when it ends
     reports, seconds = run(engine, tokenizer, live=live, in_colour=in_colour)
     print()
     history = [report.occupancy for report in reports]
@@ -254,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_pool(f"pool at its fullest, step {fullest.step}", fullest)
     print(reserved(engine, fullest) + "\n")
     print_pool("pool after", engine.occupancy())
-    print("\n" + summarise(engine, reports, seconds))
+    print("\n" + summarise(requests, reports, seconds))
     if flags.image is not None:
         try:
             preempted_at = [report.step for report in reports if report.preempted]
@@ -263,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"--image is {flags.image}, but it can't be written: {error.strerror}")
         print(f"image: {flags.image}, {size[0]} x {size[1]} pixels")
     assert isinstance(engine.model, LanguageModel)
-    return check(engine.model, engine.requests, engine.sampler)
+    return check(engine.model, requests, engine.sampler)
 
 
 def main_of_a_process() -> int:

@@ -25,7 +25,8 @@ class Display(ABC):
     """Told of every step; shows it."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, *, in_colour: bool) -> None:
-        self._engine, self._tokenizer, self._in_colour = engine, tokenizer, in_colour
+        self._requests = engine.requests  # all there will be; the engine forgets who has ended
+        self._tokenizer, self._in_colour = tokenizer, in_colour
         self._started = time.perf_counter()
 
     @abstractmethod
@@ -38,8 +39,8 @@ class Display(ABC):
 
     def _progress(self, report: StepReport) -> str:
         """Say how many tokens there are, which state requests are in, how full the pool is."""
-        generated = sum(len(request.generated) for request in self._engine.requests)
-        states = [request.state for request in self._engine.requests]
+        generated = sum(len(request.generated) for request in self._requests)
+        states = [request.state for request in self._requests]
         waiting = states.count(State.WAITING) + states.count(State.PREEMPTED)
         occupancy = report.occupancy
         return (
@@ -72,15 +73,15 @@ class LineDisplay(Display):
         for index in report.preempted:
             self._event(report, index, "loses its blocks to an older request and waits")
         for index in report.joined:
-            request = self._engine.requests[index]
+            request = self._requests[index]
             # The token that this step chose is not among those it computed.
             computed = len(request.tokens) - 1
             again = " again, recomputing" if request.preemptions else " with"
             self._event(report, index, f"joins{again} {computed} tokens")
         for index in report.tokens:
-            self._flush(self._engine.requests[index], whole=index in report.finished)
+            self._flush(self._requests[index], whole=index in report.finished)
         for index in report.finished:
-            count = len(self._engine.requests[index].generated)
+            count = len(self._requests[index].generated)
             self._event(report, index, f"finishes after {count} new tokens")
         if report.step % PROGRESS_EVERY == 0:
             print(f"--- {self._progress(report)}", flush=True)
@@ -121,7 +122,7 @@ class LiveDisplay(Display):
         if now - self._drawn_at < FRAME_SECONDS:
             return
         self._drawn_at = now
-        lines = [line for request in self._engine.requests for line in self._block(request)]
+        lines = [line for request in self._requests for line in self._block(request)]
         lines += draw_pool(report.occupancy, width=self._width, in_colour=self._in_colour)
         lines.append(self._progress(report)[: self._width - 1])
         self._erase()
@@ -132,7 +133,7 @@ class LiveDisplay(Display):
     def close(self) -> None:
         """Put every request's whole text in the place of the last frame."""
         self._erase()
-        for request in self._engine.requests:
+        for request in self._requests:
             print(self._title(request))
             for line in self._text(request).strip().splitlines():
                 print(f"  {line}")

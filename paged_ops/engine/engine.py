@@ -5,17 +5,26 @@ as far as their beginnings are not in the cache already, and one token each of t
 request that finishes leaves at once, its blocks go back to the pool and the next one joins in the
 following step. When the pool runs out of blocks, the youngest request gives up its own and starts
 over later from its prompt and what it had generated.
+
+A step may be broken off anywhere, by a KeyboardInterrupt too, and the next one goes on: what it has
+to do follows from what the books and the requests say. Until the tokens of all requests are chosen
+nothing has happened but that requests have joined, grown or lost their blocks. From the assignment
+that makes the choice known it has happened, and carrying it out can be repeated.
 """
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from paged_ops import Batch, BlockManager, OutOfBlocks, PagedKVCache, build_batch
+from paged_ops.arguments import checked_int
 from paged_ops.batch.decode import DecodeBatches
 from paged_ops.engine.model import Model, PagedLayers
 from paged_ops.engine.report import Occupancy, StepReport
@@ -23,8 +32,24 @@ from paged_ops.engine.request import Request, State, StopRule, never
 from paged_ops.engine.sampler import Sampler
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """What becomes of a request in a step, which it begins with so many tokens generated."""
+
+    request: Request
+    num_generated: int
+    token: int | None = None
+    ends: State | None = None
+    error: Exception | None = None
+
+
 class Engine:
     """Runs requests through a model, at most ``max_batch`` at a time, out of one pool of blocks.
+
+    A request ends by itself: when it has all its tokens, when its stop rule says so, when it is
+    cancelled, or when it fails, because its stop rule raises or the model does even for it alone.
+    The others go on, with the tokens that each would have by itself. Who has ended is forgotten
+    here. One thread may use an engine at a time.
 
     Parameters
     ----------
@@ -77,158 +102,278 @@ class Engine:
         )
         self.manager = BlockManager(num_blocks, block_size)
         self._decode_batches = DecodeBatches(self.manager)
-        self.max_batch = max_batch
+        self.max_batch = checked_int("max_batch", max_batch, 1)
         self.sampler = Sampler() if sampler is None else sampler
-        self.requests: list[Request] = []
         self.step_count = 0
-        self._waiting: deque[Request] = deque()
+        self._indices = itertools.count()
         # Every running request is older than every waiting one, and both run from old to young:
-        # requests join from the front of the queue, and the youngest goes back to it.
+        # requests join from the front of the queue, and the youngest goes back to it. Who moves is
+        # put into the one before it is taken out of the other.
+        self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
+        # What the present step has done so far; kept if it is broken off, for its repetition.
+        self._joined: list[int] = []
+        self._preempted: list[int] = []
+        self._outcome: tuple[list[_Choice], StepReport] | None = None
+        self._is_settled = True  # whether the last call that moves requests came to its end
 
-    def submit(self, prompt: list[int], max_new_tokens: int, stop: StopRule = never) -> Request:
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that have not ended, from old to young."""
+        everyone = {request.index: request for request in (*self._running, *self._waiting)}
+        return [everyone[i] for i in sorted(everyone) if not everyone[i].has_ended]
+
+    def submit(self, prompt: Sequence[int], max_new_tokens: int, stop: StopRule = never) -> Request:
         """Queue a prompt; it joins the batch in one of the next steps.
 
         Raises
         ------
         ValueError
-            The prompt is empty, or the request could outgrow the model's positions or the whole
-            pool. A request that fits the pool alone always finishes: it is preempted at most until
-            the older ones are done.
+            The prompt is empty or has a token that the model doesn't know, or the request could
+            outgrow the model's positions or the whole pool. A request that fits the pool alone
+            always finishes: it is preempted at most until the older ones are done.
+        TypeError
+            A token or `max_new_tokens` is no integer, or `stop` can't be called.
         """
+        last = self.model.config.vocab_size - 1
+        tokens = [checked_int(f"prompt[{i}]", id, 0, last) for i, id in enumerate(prompt)]
+        max_new_tokens = checked_int("max_new_tokens", max_new_tokens, 0)
+        if not callable(stop):
+            raise TypeError(f"stop is {stop!r}, expected a function of the tokens generated")
         # The last token generated is never fed back, so it takes no position and no slot.
-        length = len(prompt) + max_new_tokens - 1
+        length = len(tokens) + max_new_tokens - 1
         blocks = -(-length // self.manager.block_size)
         limit = self.model.config.max_positions
-        if not prompt or max_new_tokens < 1:
-            raise ValueError(
-                f"{len(prompt)} prompt tokens and {max_new_tokens} new ones, expected 1 or more"
-            )
+        asked = f"{len(tokens)} prompt tokens and {max_new_tokens} new ones"
+        if not tokens or not max_new_tokens:
+            raise ValueError(f"{asked}, expected 1 or more")
         if length > limit:
-            raise ValueError(
-                f"{len(prompt)} prompt tokens and {max_new_tokens} new ones are more than the "
-                f"model's {limit} positions"
-            )
+            raise ValueError(f"{asked} are more than the model's {limit} positions")
         if blocks > self.manager.num_blocks:
             raise ValueError(
-                f"{len(prompt)} prompt tokens and {max_new_tokens} new ones need {blocks} blocks "
-                f"of {self.manager.block_size}, but the pool has {self.manager.num_blocks}"
+                f"{asked} need {blocks} blocks of {self.manager.block_size}, but the pool has "
+                f"{self.manager.num_blocks}"
             )
-        request = Request(len(self.requests), list(prompt), max_new_tokens, stop)
-        self.requests.append(request)
+        request = Request(next(self._indices), tokens, max_new_tokens, stop)
         self._waiting.append(request)
         return request
 
+    def cancel(self, request: Request) -> None:
+        """End a request and give back its blocks; if it has ended, do nothing.
+
+        It keeps what it has generated. A stop rule may cancel any request.
+
+        Raises
+        ------
+        ValueError
+            The request is another engine's.
+        """
+        if request.has_ended:
+            return
+        if request not in self._running and request not in self._waiting:
+            raise ValueError(f"request {request.index} is not one of this engine's")
+        settled, self._is_settled = self._is_settled, False
+        self._end(request, State.CANCELLED)
+        self._is_settled = settled
+
     def run(self) -> Iterator[StepReport]:
-        """Step until every request has finished."""
-        while self._waiting or self._running:
+        """Step until every request has ended."""
+        while self._waiting or self._running or self._outcome:
             yield self.step()
 
     def step(self) -> StepReport:
-        """Grow, admit, compute one batch, choose a token for each request in it."""
-        self.step_count += 1
-        preempted = self._grow()
-        # Blocks that a preemption has just freed belong to the requests it was made for.
-        joined = [] if preempted else self._admit()
-        new_tokens = [
-            request.tokens[request.num_cached :] if request in joined else request.tokens[-1:]
-            for request in self._running
-        ]
-        logits = self._forward(new_tokens)
-        occupancy = self.occupancy()
-        for request in self._running:
-            self.manager.commit(request.index)
-        finished = []
-        for request, row in zip(list(self._running), logits, strict=True):
-            scores = self.sampler.scores(row, request.index, len(request.tokens))
-            request.generated.append(int(scores.argmax()))
-            if len(request.generated) == request.max_new_tokens or request.stop(request.generated):
-                finished.append(request)
-                self._leave(request, State.FINISHED)
-        return StepReport(
-            step=self.step_count,
-            tokens={r.index: r.generated[-1] for r in [*self._running, *finished]},
-            joined=[request.index for request in joined],
-            preempted=[request.index for request in preempted],
-            finished=[request.index for request in finished],
-            num_computed=sum(map(len, new_tokens)),
-            occupancy=occupancy,
-        )
+        """Grow, admit, compute one batch, choose a token for each request in it.
+
+        A step that raises can be repeated, and gives the tokens that it would have given.
+        """
+        if not self._is_settled:
+            self._settle()
+        self._is_settled = False
+        if self._outcome is None:
+            self._grow()
+            # Blocks that a preemption has just freed belong to the requests it was made for.
+            if not self._preempted:
+                self._admit()
+            self._outcome = self._choose()
+        report = self._carry_out(*self._outcome)
+        self._is_settled, self._outcome = True, None
+        return report
 
     def occupancy(self) -> Occupancy:
         """Record who owns which block now."""
         size, num_blocks = self.manager.block_size, self.manager.num_blocks
         owners, filled = [-1] * num_blocks, [0] * num_blocks
-        for request in self._running:
-            length = self.manager.num_tokens(request.index)
-            table = self.manager.block_table(request.index)
-            for block in table:
-                owners[block] = request.index
-                filled[block] = size
-            filled[table[-1]] = length - (len(table) - 1) * size
+        with self.manager.lock, self.manager.ledger as ledger:
+            running = [r.index for r in self._running if r.index in ledger.requests]
+            for index in running:
+                held = ledger.requests[index]
+                for block in held.table:
+                    owners[block] = index
+                    filled[block] = size
+                filled[held.table[-1]] = held.num_tokens - (len(held.table) - 1) * size
         return Occupancy(self.step_count, owners, filled, size)
 
-    def _grow(self) -> list[Request]:
-        """Give each running request the slot of its newest token, the oldest request first.
+    # ---------------------------------------------------------------- who runs
 
-        Returns the requests that were preempted to make that possible.
-        """
-        preempted: list[Request] = []
+    def _settle(self) -> None:
+        """Sort the requests anew, after a call that was broken off between two of its moves."""
+        running = {request.index for request in self._running}
+        everyone = {request.index: request for request in (*self._running, *self._waiting)}
+        sorted_anew: tuple[list[Request], list[Request]] = [], []
+        for index in sorted(everyone):
+            request = everyone[index]
+            runs = index in running and self._holds_blocks(request) and not request.has_ended
+            if not runs:
+                self._free(request)
+            if not request.has_ended:
+                waits = State.PREEMPTED if request.preemptions else State.WAITING
+                request.state = State.RUNNING if runs else waits
+                sorted_anew[not runs].append(request)
+        self._running, self._waiting = sorted_anew[0], deque(sorted_anew[1])
+
+    def _holds_blocks(self, request: Request) -> bool:
+        with self.manager.lock, self.manager.ledger as ledger:
+            return request.index in ledger.requests
+
+    def _free(self, request: Request) -> None:
+        if self._holds_blocks(request):
+            self.manager.free(request.index)
+
+    def _grow(self) -> None:
+        """Give each running request the slot of its newest token, the oldest request first."""
         for request in list(self._running):
             while request.state is State.RUNNING:
                 try:
-                    copies = self.manager.append(request.index, request.tokens[-1:])
+                    self._make_room(request)
                 except OutOfBlocks:
-                    youngest = self._running[-1]
-                    self._leave(youngest, State.PREEMPTED)
-                    youngest.preemptions += 1
-                    self._waiting.appendleft(youngest)
-                    preempted.append(youngest)
+                    self._preempt(self._running[-1])
                 else:
-                    self.cache.copy_blocks(copies)
                     break
-        return preempted
 
-    def _admit(self) -> list[Request]:
+    def _make_room(self, request: Request) -> None:
+        """Let a request hold blocks for all its tokens."""
+        with self.manager.lock, self.manager.ledger as ledger:
+            held = ledger.find(request.index)
+            new = array("q", request.tokens[held.num_tokens :])
+            ledger.refuse_growth([(held, len(new), new)])
+            self.cache.copy_blocks(ledger.grow([(held, len(new), new)]))
+
+    def _preempt(self, request: Request) -> None:
+        """Let the youngest running request wait, before all that wait already."""
+        self._preempted.append(request.index)
+        self._waiting.appendleft(request)
+        self.manager.preempt(request.index)
+        request.preemptions += 1
+        request.state = State.PREEMPTED
+        self._running.remove(request)
+
+    def _admit(self) -> None:
         """Let waiting requests join, in their order, while there is room for them."""
-        joined: list[Request] = []
         while self._waiting and len(self._running) < self.max_batch:
             request = self._waiting[0]
             try:
                 request.num_cached = self.manager.allocate(request.index, request.tokens)
             except OutOfBlocks:
                 break
-            self._waiting.popleft()
+            request.num_computed = request.num_cached
             request.state = State.RUNNING
+            self._joined.append(request.index)
             self._running.append(request)
-            joined.append(request)
-        return joined
+            self._waiting.popleft()
 
-    def _leave(self, request: Request, state: State) -> None:
-        self._running.remove(request)
-        self.manager.free(request.index)
+    def _end(self, request: Request, state: State, error: Exception | None = None) -> None:
+        request.error = error
         request.state = state
+        self._free(request)
+        for queue in (self._running, self._waiting):
+            if request in queue:
+                queue.remove(request)
 
-    def _build_batch(self, lengths: list[int]) -> Batch:
-        """Build a step's index tensors: so many new tokens of each running request."""
-        running = [request.index for request in self._running]
-        if max(lengths) == 1:
-            return self._decode_batches.build(running)
-        return build_batch(self.manager, running, lengths)
+    # ---------------------------------------------------------------- what comes of them
+
+    def _choose(self) -> tuple[list[_Choice], StepReport]:
+        """Compute the running requests, and choose what becomes of each; nothing happens yet."""
+        running = list(self._running)
+        occupancy = self.occupancy()
+        logits = self._compute(running)
+        rows = zip(running, logits, strict=True)
+        choices = [self._choice(request, row) for request, row in rows if not request.has_ended]
+        return choices, StepReport(
+            step=self.step_count + 1,
+            tokens={each.request.index: each.token for each in choices if each.token is not None},
+            joined=list(dict.fromkeys(self._joined)),
+            preempted=list(dict.fromkeys(self._preempted)),
+            finished=[each.request.index for each in choices if each.ends is State.FINISHED],
+            failed=[each.request.index for each in choices if each.ends is State.FAILED],
+            num_computed=sum(len(request.tokens) - request.num_computed for request in running),
+            occupancy=occupancy,
+        )
+
+    def _choice(self, request: Request, logits: Tensor | Exception) -> _Choice:
+        """Choose a request's next token, and say whether it ends with that."""
+        count = len(request.generated)
+        if isinstance(logits, Exception):
+            return _Choice(request, count, None, State.FAILED, logits)
+        scores = self.sampler.scores(logits, request.index, len(request.tokens))
+        token = int(scores.argmax())
+        try:
+            ends = count + 1 == request.max_new_tokens or request.stop([*request.generated, token])
+        except Exception as error:
+            return _Choice(request, count, token, State.FAILED, error)
+        return _Choice(request, count, token, State.FINISHED if ends else None)
+
+    def _carry_out(self, choices: list[_Choice], report: StepReport) -> StepReport:
+        """Let happen what was chosen, as far as it has not."""
+        for choice in choices:
+            request = choice.request
+            if request.has_ended:
+                continue
+            if choice.token is not None:
+                if len(request.generated) == choice.num_generated:
+                    request.generated.append(choice.token)
+                request.num_computed = len(request.prompt) + choice.num_generated
+                self.manager.commit(request.index, request.num_computed)
+            if choice.ends is not None:
+                self._end(request, choice.ends, choice.error)
+        self.step_count = report.step
+        self._joined, self._preempted = [], []
+        return report
+
+    def _compute(self, running: list[Request]) -> Sequence[Tensor | Exception]:
+        """Return each request's logits; where the model raises for all, those of each by itself."""
+        if not running:
+            return []
+        try:
+            return list(self._forward(running))
+        except Exception:
+            return [self._compute_alone(request) for request in running]
+
+    def _compute_alone(self, request: Request) -> Tensor | Exception:
+        try:
+            return self._forward([request])[0]
+        except Exception as error:
+            return error
 
     @torch.inference_mode()
-    def _forward(self, new_tokens: list[list[int]]) -> Tensor:
-        """Compute the new tokens of all running requests; return each one's last row of logits."""
-        lengths = [len(tokens) for tokens in new_tokens]
-        batch = self._build_batch(lengths)
+    def _forward(self, requests: list[Request]) -> Tensor:
+        """Compute all tokens that are to compute; return each request's last row of logits."""
+        new = [request.tokens[request.num_computed :] for request in requests]
+        lengths = [len(tokens) for tokens in new]
+        batch = self._build_batch([request.index for request in requests], lengths)
         positions = [
             position
             for length, total in zip(lengths, batch.seq_lens.tolist(), strict=True)
             for position in range(total - length, total)
         ]
         return self.model(
-            torch.tensor([token for tokens in new_tokens for token in tokens]),
+            torch.tensor([token for tokens in new for token in tokens]),
             torch.tensor(positions),
             PagedLayers(self.cache, batch),
             rows=batch.query_start_loc[1:].long() - 1,
         )
+
+    def _build_batch(self, indices: list[int], lengths: list[int]) -> Batch:
+        """Build a step's index tensors: so many new tokens of each request."""
+        if max(lengths) == 1:
+            return self._decode_batches.build(indices)
+        return build_batch(self.manager, indices, lengths)

@@ -12,7 +12,11 @@ from paged_ops import Batch, PagedKVCache
 
 
 class ModelShape(Protocol):
-    """What the pool of a model depends on, and how long its sequences may become."""
+    """What the pool of a model depends on, and which sequences it takes."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that it knows: ids are below."""
 
     @property
     def num_layers(self) -> int:

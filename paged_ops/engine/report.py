@@ -51,7 +51,8 @@ class Occupancy:
 class StepReport:
     """What one step did; requests are named by their index.
 
-    ``occupancy`` shows the pool as the step's forward pass saw it, before ``finished`` left.
+    ``occupancy`` shows the pool as the step's forward pass saw it, before ``finished`` and
+    ``failed`` left. A step that was broken off and repeated is reported once, as one.
     """
 
     step: int
@@ -59,5 +60,6 @@ class StepReport:
     joined: list[int]
     preempted: list[int]
     finished: list[int]
+    failed: list[int]
     num_computed: int
     occupancy: Occupancy

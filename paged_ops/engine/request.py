@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 StopRule = Callable[[Sequence[int]], bool]
-"""Told the tokens generated so far, the newest included, says whether the request is finished."""
+"""Told the tokens generated so far, the newest included, says whether the request is finished.
+
+It may be asked twice about the same tokens, if a step is broken off and repeated.
+"""
 
 
 def never(generated: Sequence[int]) -> bool:
@@ -22,6 +25,8 @@ class State(enum.Enum):
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
 
 
 @dataclass(eq=False)
@@ -45,6 +50,10 @@ class Request:
         How often the request lost its blocks.
     num_cached : int
         How many of its tokens were in the cache when it joined, for the last time.
+    num_computed : int
+        How many of its tokens, from the first on, have their keys and values in its blocks.
+    error : Exception, optional
+        Why it failed.
     """
 
     index: int
@@ -55,8 +64,15 @@ class Request:
     state: State = State.WAITING
     preemptions: int = 0
     num_cached: int = 0
+    num_computed: int = 0
+    error: Exception | None = None
 
     @property
     def tokens(self) -> list[int]:
         """The prompt and everything generated."""
         return self.prompt + self.generated
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes of it."""
+        return self.state in (State.FINISHED, State.CANCELLED, State.FAILED)

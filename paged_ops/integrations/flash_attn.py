@@ -12,12 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paged_ops.arguments import checked_int
+from paged_ops.arguments import INT32_MAX, checked_float, checked_int
+from paged_ops.dtypes import FLOAT_DTYPES
 from paged_ops.functional import write_kv
+from paged_ops.integrations.refusals import (
+    check_blocks,
+    check_heads,
+    check_lengths,
+    check_limit,
+    check_offsets,
+    check_slopes,
+    check_tables,
+    check_tensor,
+)
 from paged_ops.integrations.rotary import apply_rotary
 from paged_ops.integrations.runs import as_blocks, run_tables
 from paged_ops.integrations.windows import Keys, Window, attention_in_window
-from paged_ops.ops.checks import AttentionOptions, check_attention, check_lengths_and_blocks
+from paged_ops.ops.checks import AttentionOptions
 
 
 def flash_attn_with_kvcache(
@@ -108,30 +119,33 @@ def flash_attn_with_kvcache(
     ... ).shape
     torch.Size([2, 1, 4, 32])
     """
-    batch, seqlen = _checked_query(q)
+    check_heads(("q", q), ("k_cache", k_cache), ("v_cache", v_cache), 4)
+    if q.dim() != 4:
+        raise ValueError(
+            f"q has {q.dim()} dimensions, expected 4: [batch, seqlen, num_heads, head_dim]"
+        )
+    batch, seqlen, num_heads, _ = q.shape
     window = Window.of(window_size, causal)
+    is_local = window.is_local
+    options = _options(softmax_scale, softcap, alibi_slopes, batch, q)
     checked_int("num_splits", num_splits, 0)
-    if (k is None) != (v is None):
-        raise ValueError(f"k is {_kind(k)} and v is {_kind(v)}, expected both or none")
-    if (rotary_cos is None) != (rotary_sin is None):
-        raise ValueError("rotary_cos and rotary_sin: expected both or none")
-    tables = _cache_tables(k_cache, batch, block_table, cache_batch_idx)
-    before = _lengths_before(k_cache, tables, cache_seqlens, k is not None)
+    tables = _cache_tables(k_cache, q, block_table, cache_batch_idx)
+    new = _checked_new(q, k_cache, v_cache, k, v)
+    before = _lengths_before(k_cache, tables, cache_seqlens, new)
     leftpad = _checked_leftpad(cache_leftpad, before, block_table)
-    seq_lens = before if k is None else before + k.shape[1]
+    seq_lens = before if new is None else before + new
     keys = Keys(k_cache, v_cache, tables, seq_lens)
-    options = _options(softmax_scale, softcap, alibi_slopes)
+    named = "cache_batch_idx" if block_table is None else "block_table"
+    check_blocks(named, tables, seq_lens, *k_cache.shape[:2])
     starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * seqlen
-    _refuse_before_writing(q, starts, keys, window, options)
-    if rotary_cos is not None and rotary_sin is not None:
-        if k is None:
-            raise ValueError("rotary_cos is a tensor, expected None: there is no k to append")
-        q, k = _rotated(q, k, rotary_cos, rotary_sin, before, window.is_local, rotary_interleaved)
+    window = window.settled(starts, alibi_slopes)
+    rotary = rotary_cos, rotary_sin
+    q, k = _rotated(q, k, *rotary, before, is_local, rotary_interleaved)
     if k is not None and v is not None:
         _append(k, v, keys, before)
     out, lse = _attend(q.flatten(0, 1), starts, keys, leftpad, window, options)
-    out = out.view(batch, seqlen, *out.shape[1:])
-    lse = lse.view(batch, seqlen, -1).transpose(1, 2)
+    out = out.view(batch, seqlen, num_heads, v_cache.shape[-1])
+    lse = lse.view(batch, seqlen, num_heads).transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
 
 
@@ -211,22 +225,37 @@ def flash_attn_varlen_func(
     if dropout_p:
         raise ValueError(f"dropout_p is {dropout_p}, expected 0: this is for inference")
     window = Window.of(window_size, causal)
+    check_heads(("q", q), ("k", k), ("v", v), 3 if block_table is None else 4)
+    if q.dim() != 3:
+        raise ValueError(f"q has {q.dim()} dimensions, expected 3: [total_q, num_heads, head_dim]")
+    batch = check_offsets("cu_seqlens_q", cu_seqlens_q, None, q, len(q), is_whole=True)
+    total_k = len(k) if block_table is None else INT32_MAX
+    check_offsets("cu_seqlens_k", cu_seqlens_k, batch, q, total_k)
     seq_lens = cu_seqlens_k.diff()
-    _refuse_longer("max_seqlen_q", max_seqlen_q, cu_seqlens_q.diff())
-    _refuse_longer("max_seqlen_k", max_seqlen_k, seq_lens)
+    check_limit("max_seqlen_q", max_seqlen_q, cu_seqlens_q.diff())
+    check_limit("max_seqlen_k", max_seqlen_k, seq_lens)
     if block_table is None:
         tables = run_tables(cu_seqlens_k[:-1], seq_lens)
         keys = Keys(as_blocks(k), as_blocks(v), tables, seq_lens)
     else:
+        check_tables("block_table", block_table, seq_lens, "cu_seqlens_k", k)
         keys = Keys(k, v, block_table, seq_lens)
-    options = _options(softmax_scale, softcap, alibi_slopes)
-    _refuse_before_writing(q, cu_seqlens_q, keys, window, options)
+    options = _options(softmax_scale, softcap, alibi_slopes, batch, q)
+    window = window.settled(cu_seqlens_q, alibi_slopes)
     out, lse = _attend(q, cu_seqlens_q, keys, None, window, options)
     return (out, lse.t().contiguous(), None) if return_attn_probs else out
 
 
-def _options(scale: float | None, softcap: float, slopes: Tensor | None) -> AttentionOptions:
-    return {"scale": scale, "softcap": softcap, "alibi_slopes": slopes}
+def _options(
+    scale: float | None, softcap: float, slopes: Tensor | None, batch: int, q: Tensor
+) -> AttentionOptions:
+    """Return what makes the scores, or refuse it; no sequence has no slopes."""
+    check_slopes(slopes, batch, q)
+    return {
+        "scale": None if scale is None else checked_float("softmax_scale", scale),
+        "softcap": checked_float("softcap", softcap, 0),
+        "alibi_slopes": None if slopes is None or not batch else slopes.float(),
+    }
 
 
 def _attend(
@@ -239,9 +268,9 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Attend in one call, or in one for each sequence where sequences differ beyond lengths."""
     slopes = options.get("alibi_slopes")
-    if leftpad is None and (slopes is None or slopes.dim() == 1):
-        return attention_in_window(query, starts, keys, window, options)
     batch = keys.seq_lens.shape[0]
+    if not batch or (leftpad is None and (slopes is None or slopes.dim() == 1)):
+        return attention_in_window(query, starts, keys, window, options)
     pads = [0] * batch if leftpad is None else leftpad.tolist()
     rows = starts.tolist()
     parts = []
@@ -261,6 +290,8 @@ def _without_leftpad(keys: Keys, sequence: int, pad: int) -> Keys:
     seq_lens = keys.seq_lens[sequence : sequence + 1]
     if not pad:
         return Keys(keys.key_cache, keys.value_cache, table, seq_lens)
+    if int(seq_lens) == pad:
+        return Keys(keys.key_cache, keys.value_cache, table, seq_lens - pad)
     row = int(table)
     key_cache, value_cache = keys.key_cache[row, pad:][None], keys.value_cache[row, pad:][None]
     return Keys(key_cache, value_cache, torch.zeros_like(table), seq_lens - pad)
@@ -277,21 +308,30 @@ def _append(k: Tensor, v: Tensor, keys: Keys, before: Tensor) -> None:
 
 def _rotated(
     q: Tensor,
-    k: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    k: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
     before: Tensor,
     is_local: bool,
     interleaved: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return q and k turned by the angles of their positions."""
-    if cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[-1]:
+) -> tuple[Tensor, Tensor | None]:
+    """Return q and k turned by the angles of their positions, if there are angles."""
+    if (cos is None) != (sin is None):
+        raise ValueError("rotary_cos and rotary_sin: expected both or none")
+    if cos is None or sin is None:
+        return q, k
+    if k is None:
+        raise ValueError("rotary_cos is a tensor, expected None: there is no k to append")
+    sizes: dict[str, int | None] = {"num_positions": None, "rotary_dim / 2": None}
+    check_tensor("rotary_cos", cos, sizes, FLOAT_DTYPES, q)
+    check_tensor("rotary_sin", sin, dict(zip(sizes, cos.shape, strict=True)), FLOAT_DTYPES, q)
+    if 2 * cos.shape[1] > q.shape[-1]:
         raise ValueError(
-            f"rotary_cos has shape {list(cos.shape)} and rotary_sin {list(sin.shape)}, expected "
-            f"one of [num_positions, at most {q.shape[-1] // 2}] for both"
+            f"rotary_cos.shape[1] is {cos.shape[1]}, expected at most {q.shape[-1] // 2}, half of "
+            "q's head_dim"
         )
-    last = int(before.max()) + max(k.shape[1], q.shape[1] if is_local else 1)
-    if last > cos.shape[0]:
+    last = max(before.tolist(), default=0) + max(k.shape[1], q.shape[1] if is_local else 1)
+    if len(before) and last > cos.shape[0]:
         raise ValueError(
             f"rotary_cos.shape[0] is {cos.shape[0]}, expected {last} or more: positions of the call"
         )
@@ -306,32 +346,61 @@ def _rotated(
 
 
 def _cache_tables(
-    k_cache: Tensor, batch: int, block_table: Tensor | None, cache_batch_idx: Tensor | None
+    k_cache: Tensor, q: Tensor, block_table: Tensor | None, cache_batch_idx: Tensor | None
 ) -> Tensor:
     """Return block tables; without pages a row of the cache is one block."""
+    batch, index = q.shape[0], (torch.int32,)
     if block_table is not None:
         if cache_batch_idx is not None:
             raise ValueError("cache_batch_idx is a tensor, expected None: block_table is given")
+        sizes = {"batch": batch, "max_blocks_per_seq": None}
+        check_tensor("block_table", block_table, sizes, index, q)
         return block_table
     if cache_batch_idx is None:
         if k_cache.shape[0] != batch:
             raise ValueError(f"k_cache.shape[0] is {k_cache.shape[0]}, expected {batch}, as q's")
         return torch.arange(batch, dtype=torch.int32, device=k_cache.device)[:, None]
+    check_tensor("cache_batch_idx", cache_batch_idx, {"batch": batch}, index, q)
     return cache_batch_idx[:, None]
 
 
+def _checked_new(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None
+) -> int | None:
+    """Return how many tokens each sequence gets, or refuse them."""
+    if (k is None) != (v is None):
+        raise ValueError(f"k is {_kind(k)} and v is {_kind(v)}, expected both or none")
+    if k is None or v is None:
+        return None
+    sizes = {"batch": q.shape[0], "seqlen_new": None, "num_kv_heads": k_cache.shape[2]}
+    shape = {**sizes, "head_dim": k_cache.shape[3]}
+    check_tensor("k", k, shape, (q.dtype,), q, is_dense=True)
+    shape = {**sizes, "seqlen_new": k.shape[1], "head_dim": v_cache.shape[3]}
+    check_tensor("v", v, shape, (q.dtype,), q, is_dense=True)
+    return k.shape[1]
+
+
 def _lengths_before(
-    k_cache: Tensor, tables: Tensor, cache_seqlens: int | Tensor | None, appends: bool
+    k_cache: Tensor, tables: Tensor, cache_seqlens: int | Tensor | None, new: int | None
 ) -> Tensor:
     """Return how many tokens each sequence has in the cache before the call."""
-    if isinstance(cache_seqlens, Tensor):
-        return cache_seqlens
+    columns, size = tables.shape[1], k_cache.shape[1]
+    room = columns * size - (new or 0)
     if cache_seqlens is None:
-        if appends:
+        if new is not None:
             raise ValueError("cache_seqlens is None, expected a number or a tensor: k is given")
-        cache_seqlens = tables.shape[1] * k_cache.shape[1]
-    length = checked_int("cache_seqlens", cache_seqlens, 0, tables.shape[1] * k_cache.shape[1])
-    return torch.full(tables.shape[:1], length, dtype=torch.int32, device=k_cache.device)
+        cache_seqlens = room
+    if new and room < 0:
+        raise ValueError(
+            f"k.shape[1] is {new}, expected at most {columns * size}: the cache's room"
+        )
+    if not isinstance(cache_seqlens, Tensor):
+        length = checked_int("cache_seqlens", cache_seqlens, 0, room)
+        return torch.full(tables.shape[:1], length, dtype=torch.int32, device=k_cache.device)
+    check_tensor("cache_seqlens", cache_seqlens, {"batch": len(tables)}, (torch.int32,), tables)
+    why = f"a sequence has {columns} blocks of {size} tokens"
+    check_lengths("cache_seqlens", cache_seqlens, room, why + f", {new} of them new" * bool(new))
+    return cache_seqlens
 
 
 def _checked_leftpad(
@@ -342,11 +411,7 @@ def _checked_leftpad(
         return None
     if block_table is not None:
         raise ValueError("cache_leftpad is a tensor, expected None: block_table is given")
-    if leftpad.shape != before.shape or leftpad.dtype != torch.int32:
-        raise ValueError(
-            f"cache_leftpad is {leftpad.dtype} {list(leftpad.shape)}, expected torch.int32 "
-            f"{list(before.shape)}"
-        )
+    check_tensor("cache_leftpad", leftpad, {"batch": len(before)}, (torch.int32,), before)
     wrong = ((leftpad < 0) | (leftpad > before)).nonzero()
     if len(wrong):
         i = int(wrong[0])
@@ -354,50 +419,6 @@ def _checked_leftpad(
             f"cache_leftpad[{i}] is {int(leftpad[i])}, expected 0 to {int(before[i])}, the length"
         )
     return leftpad
-
-
-def _checked_query(q: Tensor) -> tuple[int, int]:
-    """Return batch and queries per sequence."""
-    if q.dim() != 4:
-        raise ValueError(
-            f"q has {q.dim()} dimensions, expected 4: [batch, seqlen, num_heads, head_dim]"
-        )
-    return q.shape[0], q.shape[1]
-
-
-def _refuse_before_writing(
-    query: Tensor, starts: Tensor, keys: Keys, window: Window, options: AttentionOptions
-) -> None:
-    """Refuse now what attention would refuse after new keys were written."""
-    slopes = options.get("alibi_slopes")
-    window.settled(starts, slopes)
-    keys.refuse_another_dtype(query)
-    rows = query.flatten(0, -3)
-    if slopes is not None and slopes.dim() == 2:
-        if slopes.shape[0] != keys.seq_lens.shape[0]:
-            raise ValueError(
-                f"alibi_slopes.shape[0] is {slopes.shape[0]}, expected {keys.seq_lens.shape[0]}"
-            )
-        slopes = slopes[0] if len(slopes) else None
-    shared: AttentionOptions = {**options, "alibi_slopes": slopes}
-    check_attention(
-        "attention",
-        rows,
-        keys.key_cache,
-        keys.value_cache,
-        keys.block_tables,
-        keys.seq_lens,
-        starts,
-        **shared,
-    )
-    check_lengths_and_blocks("attention", keys.key_cache, keys.block_tables, keys.seq_lens)
-
-
-def _refuse_longer(name: str, limit: int, lengths: Tensor) -> None:
-    """Refuse a limit that a sequence exceeds."""
-    longest = int(lengths.max()) if len(lengths) else 0
-    if longest > limit:
-        raise ValueError(f"{name} is {limit}, expected {longest} or more, the longest sequence")
 
 
 def _kind(tensor: Tensor | None) -> str:

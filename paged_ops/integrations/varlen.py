@@ -10,6 +10,14 @@ import torch
 import torch.nn.attention.varlen  # defines the ops
 from torch import Tensor
 
+from paged_ops.arguments import INT32_MAX, checked_float
+from paged_ops.integrations.refusals import (
+    check_heads,
+    check_lengths,
+    check_offsets,
+    check_tables,
+    check_tensor,
+)
 from paged_ops.integrations.runs import as_blocks, run_tables
 from paged_ops.integrations.windows import Keys, Window, attention_in_window
 
@@ -90,20 +98,43 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Attend; return the output and ``[num_heads, num_tokens]`` of log-sum-exp, as torch does."""
     window = Window.of((-1, -1) if window_size is None else window_size, is_causal)
-    if block_table is not None:
-        if seqused_k is None:
-            raise ValueError("seqused_k is None, expected the lengths: block_table is given")
-        keys = Keys(key, value, block_table, seqused_k)
-    elif cu_seq_k is None:
+    if block_table is not None and seqused_k is None:
+        raise ValueError("seqused_k is None, expected the lengths: block_table is given")
+    if block_table is None and cu_seq_k is None:
         raise ValueError("cu_seq_k is None, expected offsets: block_table is None")
+    given = ("query", query), ("key", key), ("value", value)
+    check_heads(*given, 3 if block_table is None else 4)
+    if query.dim() != 3:
+        raise ValueError(
+            f"query has {query.dim()} dimensions, expected 3: [total_q, num_heads, head_dim]"
+        )
+    batch = check_offsets("cu_seq_q", cu_seq_q, None, query, len(query), is_whole=True)
+    if block_table is not None:
+        assert seqused_k is not None
+        check_tensor("seqused_k", seqused_k, {"batch": batch}, (torch.int32,), query)
+        check_lengths("seqused_k", seqused_k, INT32_MAX, "a length")
+        check_tables("block_table", block_table, seqused_k, "seqused_k", key)
+        keys = Keys(key, value, block_table, seqused_k)
     else:
-        there = cu_seq_k.diff()
-        seq_lens = there if seqused_k is None else seqused_k
-        if seq_lens.shape != there.shape or bool((seq_lens > there).any()):
-            raise ValueError(
-                f"seqused_k is {seq_lens.tolist()}, expected at most {there.tolist()}, as cu_seq_k"
-            )
+        assert cu_seq_k is not None
+        check_offsets("cu_seq_k", cu_seq_k, batch, query, len(key))
+        seq_lens = _used(cu_seq_k.diff(), seqused_k)
         tables = run_tables(cu_seq_k[:-1], seq_lens)
         keys = Keys(as_blocks(key), as_blocks(value), tables, seq_lens)
+    scale = None if scale is None else checked_float("scale", scale)
     out, lse = attention_in_window(query, cu_seq_q, keys, window, {"scale": scale})
     return out, lse.t().contiguous()
+
+
+def _used(seq_lens: Tensor, seqused_k: Tensor | None) -> Tensor:
+    """Return how many keys of each sequence count."""
+    if seqused_k is None:
+        return seq_lens
+    check_tensor("seqused_k", seqused_k, {"batch": len(seq_lens)}, (torch.int32,), seq_lens)
+    pairs = zip(seqused_k.tolist(), seq_lens.tolist(), strict=True)
+    for i, (used, length) in enumerate(pairs):
+        if not 0 <= used <= length:
+            raise ValueError(
+                f"seqused_k[{i}] is {used}, expected 0 to {length}, as cu_seq_k has it"
+            )
+    return seqused_k

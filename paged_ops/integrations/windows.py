@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paged_ops.arguments import checked_int
+from paged_ops.arguments import INT32_MAX, checked_int
 from paged_ops.functional import attention_with_lse
 from paged_ops.ops.checks import AttentionOptions
 
@@ -41,7 +41,8 @@ class Window:
         if len(window_size) != 2:
             raise ValueError(f"window_size is {window_size}, expected a pair (left, right)")
         limits = [checked_int(f"window_size[{i}]", window_size[i], -1) for i in range(2)]
-        left, right = (None if limit < 0 else limit for limit in limits)
+        # No sequence is longer than an int32 counts.
+        left, right = (None if not 0 <= limit < INT32_MAX else limit for limit in limits)
         return cls(left, 0 if causal else right)
 
     @property
@@ -57,7 +58,7 @@ class Window:
         ValueError
             There are slopes, and a query could see keys after its own.
         """
-        if query_start_loc.numel() > 1 and int(query_start_loc.diff().max()) <= 1:
+        if query_start_loc.numel() <= 1 or int(query_start_loc.diff().max()) <= 1:
             return Window(self.left, 0)  # the only query is the last: nothing comes after it
         if alibi_slopes is not None and self.right != 0:
             raise ValueError(
@@ -74,12 +75,6 @@ class Keys(NamedTuple):
     value_cache: Tensor
     block_tables: Tensor
     seq_lens: Tensor
-
-    def refuse_another_dtype(self, query: Tensor) -> None:
-        """Refuse quantised caches: there is no argument here that says what they are scaled by."""
-        for name, cache in (("key", self.key_cache), ("value", self.value_cache)):
-            if cache.dtype != query.dtype:
-                raise ValueError(f"the {name}s are {cache.dtype}, expected {query.dtype}, as q")
 
 
 def attention_in_window(
@@ -129,7 +124,6 @@ def attention_in_window(
     [4, 4, 3]
     """
     window = window.settled(query_start_loc, options.get("alibi_slopes"))
-    keys.refuse_another_dtype(query)
     if window.right:
         return _two_sided(query, query_start_loc, keys, window, window.right, options)
     return _one_sided(query, query_start_loc, keys, window.left, window.right == 0, options)

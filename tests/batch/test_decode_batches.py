@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paged_ops.batch.batch import Batch, build_batch
 from paged_ops.batch.decode import DecodeBatches
 from paged_ops.blocks.errors import OutOfBlocks, UnknownRequest
 from paged_ops.blocks.manager import BlockManager
 from tests.support.broken_off import break_off
+
+FIELDS = tuple(Batch.__dataclass_fields__)
 
 
 def assert_same(got: Batch, want: Batch) -> None:
@@ -112,6 +118,85 @@ def test_a_step_that_was_broken_off_leaves_nothing_wrong_for_the_next() -> None:
         assert_same(batches.build("dbc"), build_batch(manager, "dbc"))
         point += 1
     assert point > 20
+
+
+def either(build: Callable[[], Batch]) -> tuple[Batch | None, str]:
+    """Return what is built, or in which words it is refused."""
+    try:
+        return build(), ""
+    except (ValueError, TypeError, UnknownRequest) as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+LENGTHS: list[Any] = [None, 0, -1, 1, 2, 3, 5, 8, 9, 2**31, 2**40, True, 2.0, "3", b"\3"]
+
+
+@given(
+    window=st.sampled_from([None, 1, 2, 3, 5, 9]),
+    block_size=st.integers(1, 5),
+    steps=st.lists(
+        st.tuples(
+            st.lists(st.sampled_from("abcx"), max_size=3),
+            st.lists(st.sampled_from(LENGTHS), max_size=3),
+            st.lists(st.integers(0, 3), min_size=3, max_size=3),
+            st.lists(st.sampled_from([None, 0.5, 1.0]), min_size=3, max_size=3),
+            st.sampled_from([None, list, tuple, bytes, bytearray]),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+)
+def test_both_ways_to_a_step_agree_and_refuse_in_the_same_words(
+    window: int | None, block_size: int, steps: list[Any]
+) -> None:
+    """Nobody needs to have appended, and commits may have released any block."""
+    manager = BlockManager(80, block_size, sliding_window=window)
+    batches = DecodeBatches(manager)
+    for request in "abc":
+        manager.allocate(request, 6)
+    for rows, lengths, growth, commits, kind in steps:
+        for request, count, share in zip("abc", growth, commits, strict=True):
+            manager.append(request, count)
+            if share is not None:
+                manager.commit(request, int(share * manager.num_tokens(request)))
+        seq_lens: Any = None
+        if kind is not None:
+            seq_lens = [6 if length is None else length for length in lengths]
+            if kind in (bytes, bytearray):
+                seq_lens = [length for length in seq_lens if type(length) is int]
+                seq_lens = [length for length in seq_lens if 0 <= length < 256]
+            seq_lens = kind(seq_lens)
+        want, refusal = either(partial(build_batch, manager, rows, seq_lens=seq_lens))
+        got, words = either(partial(batches.build, rows, seq_lens))
+        assert words == refusal
+        if got is not None and want is not None:
+            width = want.block_tables.shape[1]
+            needed = (want.block_tables != -1).nonzero(as_tuple=True)
+            assert torch.equal(got.block_tables[:, :width][needed], want.block_tables[needed])
+            for name in ("seq_lens", "query_start_loc", "slot_mapping"):
+                assert torch.equal(getattr(got, name), getattr(want, name)), name
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "inference": torch.inference_mode,
+    "no_grad": torch.no_grad,
+    "grad": torch.enable_grad,
+}
+
+
+@given(modes=st.lists(st.sampled_from(sorted(MODES)), min_size=2, max_size=12))
+def test_steps_in_different_modes_are_what_build_batch_gives(modes: list[str]) -> None:
+    manager = BlockManager(64, 2)
+    manager.allocate("a", 6)
+    manager.allocate("b", 1)
+    batches = DecodeBatches(manager)
+    for step, mode in enumerate(modes):
+        rows = ["a", "b"] if step % 5 != 4 else ["b"]
+        manager.append_all([("a", 1), ("b", 1)])
+        with MODES[mode]():
+            batch = batches.build(rows)
+            assert not any(getattr(batch, name).is_inference() for name in FIELDS)
+        assert_same(batch, build_batch(manager, rows))
 
 
 def test_a_request_that_comes_again_under_its_old_name_gets_its_new_blocks() -> None:

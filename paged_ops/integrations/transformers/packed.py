@@ -38,10 +38,13 @@ class PackedConfig:
         given.
     max_positions : int
         Tokens of a request at most.
+    vocab_size : int
+        Token ids are below this.
     """
 
     layers: Sequence[Layer]
     max_positions: int
+    vocab_size: int
 
     @property
     def num_layers(self) -> int:
@@ -122,7 +125,7 @@ class PackedModel(nn.Module):
         register()
         model.set_attn_implementation(NAME)
         self.model = model
-        self.config = PackedConfig(layers, max_positions or sys.maxsize)
+        self.config = PackedConfig(layers, max_positions or sys.maxsize, config.vocab_size)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attend: LayerAttention, rows: Tensor
