@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from paged_ops import reference
 from paged_ops.attention import PagedAttention
 from paged_ops.blocks.errors import OutOfBlocks, UnknownRequest
 
@@ -609,3 +610,22 @@ def test_a_layer_goes_on_where_it_is_moved_to() -> None:
     output = layer(*(tensor.to("meta") for tensor in random_tokens(1)), ["a"])
     assert output.device.type == "meta"
     assert layer.num_tokens("a") == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_cast_leaves_the_numbers_per_head_exact(dtype: torch.dtype) -> None:
+    per_head = {"alibi_slopes": torch.tensor([0.3, 0.1]), "sinks": torch.tensor([0.7, -1.3])}
+    model = torch.nn.Sequential(PagedAttention(2, 16, num_blocks=4, **per_head)).to(dtype)
+    layer, (query, key, value) = model[0], torch.randn(3, 6, 2, 16).to(dtype).unbind()
+    for name, tensor in per_head.items():
+        assert getattr(layer, name).dtype == torch.float32
+        assert torch.equal(getattr(layer, name), tensor)
+    layer.allocate("a", 6)
+    output = layer(query, key, value, ["a"], [6])
+    cache = torch.stack([key, value])[:, None]
+    table, start = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, 6], dtype=torch.int32)
+    index = table, torch.tensor([6], dtype=torch.int32), start
+    want = reference.attention(query.double(), *cache.double(), *index, **per_head)
+    torch.testing.assert_close(output.double(), want, atol=0.02, rtol=0.02)
+    model.to("meta")
+    assert layer.sinks.device.type == "meta"

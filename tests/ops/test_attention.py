@@ -574,6 +574,21 @@ def test_a_sink_far_from_the_scores_keeps_output_and_lse_finite(sink: float) -> 
     assert lse.isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_per_head_of_the_query_s_dtype_are_converted_exactly(dtype: torch.dtype) -> None:
+    made = make_sequences([5, 700, 0], [5, 2, 1], dtype=dtype)
+    per_head = {
+        "alibi_slopes": torch.tensor([0.3, 7.0, 0.1, 7.0])[::2].to(dtype),
+        "sinks": torch.tensor([0.7, -1.3]).to(dtype),
+    }
+    in_float32 = {name: tensor.float() for name, tensor in per_head.items()}
+    for got, want in zip(
+        run(made.with_options(**per_head)), run(made.with_options(**in_float32)), strict=True
+    ):
+        assert same_bits(got, want)
+    check(made.with_options(**per_head))
+
+
 def test_two_packed_sequences_without_causal_follow_their_strong_keys() -> None:
     made = make_sequences([7, 30], [7, 30], causal=False, scale=1.0, head_dim=16)
     keys = tuple(torch.zeros_like(keys) for keys in made.keys)
