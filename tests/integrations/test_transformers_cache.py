@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from paged_ops.integrations.transformers.attention import (
 from paged_ops.integrations.transformers.layers import layer_windows
 from paged_ops.integrations.transformers.padding import Columns
 from tests.integrations.models import make_model, make_prompts
+from tests.support.broken_off import break_off
 from tests.support.checks import relative_error
 
 
@@ -232,18 +234,57 @@ def test_gradients_are_refused(model: PreTrainedModel) -> None:
         model(torch.tensor([[5, 6]]), cache=PagedCache(model, 4))
 
 
-def test_a_call_that_was_broken_off_is_noticed(
+def test_a_call_that_raises_is_taken_back(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = PagedCache(model, 4)
-    with monkeypatch.context() as patch:
-        patch.setattr(model.model.layers[2], "forward", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            feed(model, cache, [[5, 6]])
-    with pytest.raises(RuntimeError, match="a call was broken off"):
-        feed(model, cache, [[5, 6]])
-    cache.reset()
-    feed(model, cache, [[5, 6]])
+    cache, whole = PagedCache(model, 4), PagedCache(model, 4)
+    for tokens in ([[5, 6]], [[7]]):
+        expected = feed(model, whole, tokens)
+        before = cache.get_seq_length()
+        with monkeypatch.context() as patch:
+            patch.setattr(model.model.layers[2], "forward", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                feed(model, cache, tokens)
+        assert cache.get_seq_length() == before
+        assert torch.equal(feed(model, cache, tokens), expected)
+
+
+STEPS = (
+    lambda model, cache: feed(model, cache, [[5, 6, 7], [1, 8, 9]], [[1, 1, 1], [0, 1, 1]]),
+    lambda model, cache: feed(model, cache, [[3], [4]]),
+    lambda model, cache: cache.reorder_cache(torch.tensor([1, 1])),
+    lambda model, cache: feed(model, cache, [[2], [6]]),
+    lambda model, cache: cache.crop(-1),
+    lambda model, cache: feed(model, cache, [[8, 1], [9, 2]]),
+)
+
+
+@pytest.mark.parametrize("broken", range(len(STEPS)))
+def test_a_step_that_is_broken_off_anywhere_has_happened_or_can_be_repeated(
+    model: PreTrainedModel, broken: int
+) -> None:
+    whole, outputs, lengths = PagedCache(model, 16, 2, probe=False), [], [0]
+    for step in STEPS:
+        outputs.append(step(model, whole))
+        lengths.append(whole.get_seq_length())
+    point = 0
+    while True:
+        cache = PagedCache(model, 16, 2, probe=False)
+        for step in STEPS[:broken]:
+            step(model, cache)
+        if not break_off(partial(STEPS[broken], model, cache), point):
+            break
+        now = cache.get_seq_length()
+        assert now in (lengths[broken], lengths[broken + 1])
+        has_happened = now != lengths[broken]  # these rows may be reordered twice
+        for i in range(broken + has_happened, len(STEPS)):
+            output = STEPS[i](model, cache)
+            assert output is None or torch.equal(output, outputs[i])
+        cache.groups.check()
+        cache.reset()
+        assert cache.groups["full"].num_used == 0
+        point += 1 + point // 40
+    assert point > 20
 
 
 def test_cropping_needs_a_number_within_the_length(model: PreTrainedModel) -> None:

@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,10 +18,11 @@ from transformers import PreTrainedModel
 from paged_ops.arguments import checked_int
 from paged_ops.batch.batch import Batch, build_batch
 from paged_ops.batch.decode import DecodeBatches
+from paged_ops.blocks.errors import UnknownRequest
 from paged_ops.blocks.layer_groups import LayerGroup, LayerGroups
 from paged_ops.functional import write_kv
 from paged_ops.integrations.transformers.attention import NAME
-from paged_ops.integrations.transformers.layers import Layer, configured_layers
+from paged_ops.integrations.transformers.layers import Layer, by_group, configured_layers
 from paged_ops.integrations.transformers.notes import Note, NotingCache
 from paged_ops.integrations.transformers.padding import Columns
 from paged_ops.integrations.transformers.probe import STEPS, Sample, Trial, inputs, probed_layers
@@ -213,7 +215,9 @@ class _Rows:
     """The rows of the batch: their requests, their padding, and the plan of the step under way.
 
     A step begins when a layer that has seen all columns is given new ones; the other layers follow
-    with the same plan.
+    with the same plan. A layer has seen columns once it has attended from them, and what some layer
+    hasn't seen belongs to the step under way. If that is broken off, the next one takes it back: so
+    it can be made again, unless every layer had seen its columns, which `num_seen` tells.
     """
 
     def __init__(
@@ -225,8 +229,9 @@ class _Rows:
         cache_dtype: torch.dtype | None = None,
     ) -> None:
         self.requests: list[int] = []
-        self._left: deque[int] = deque()
-        grouped = _by_group(layers)
+        self._loose: list[int] = []  # requests that go, but for those that are rows of the batch
+        self._left: deque[int] = deque()  # requests of copies that are gone; all copies share it
+        grouped = by_group(layers)
         self.pools = {
             name: PagedKVCache(
                 len(members),
@@ -261,22 +266,31 @@ class _Rows:
 
     def __del__(self) -> None:
         """Leave the requests to who shares the pools: the books may be in use at this moment."""
-        self._left.extend(self.requests)
+        self._left.extend({*self.requests, *self._loose})
 
     def settle(self) -> None:
-        """Give back the blocks of copies that are gone."""
+        """Give back the blocks of requests that are gone; a broken-off call may have done so."""
+        for request in self._loose:
+            if request not in self.requests:
+                self._free(request)
+        self._loose = []
         while self._left:
-            self.groups.free(self._left.popleft())
+            self._free(self._left[0])
+            self._left.popleft()
+
+    def _free(self, request: int) -> None:
+        with suppress(UnknownRequest):
+            self.groups.free(request)
 
     def fork(self) -> _Rows:
         """Return rows that continue from the same tokens, and share pools and books with these."""
+        self._take_back()
         self.settle()
         other = copy.copy(self)
-        other.requests = []
+        other.requests, other._loose = [], []
         for request in self.requests:
-            child = next(self._ids)
-            self.groups.fork(request, child)
-            other.requests.append(child)
+            other.requests.append(next(self._ids))
+            self.groups.fork(request, other.requests[-1])
         other.seen = self.seen.copy()
         other._plans = {}
         other._decode = other._new_decode()
@@ -284,10 +298,12 @@ class _Rows:
 
     def reset(self) -> None:
         """Forget everything."""
+        self._loose = [*self._loose, *self.requests]
+        self.requests = []
         self.settle()
-        while self.requests:
-            self.groups.free(self.requests.pop())
         self.seen = dict.fromkeys(self._layers, 0)  # columns, by layer
+        self._beginner: int | None = None  # the layer that began the step under way
+        self._is_growing = False  # whether the books may be ahead of the mask
         self._mask = torch.ones(0, 0, dtype=torch.bool)
         self._plans: dict[str, Plan] = {}
         self._decode = self._new_decode()
@@ -307,8 +323,8 @@ class _Rows:
         return [place is not None and place.sliding_window is not None for place in places]
 
     def num_seen(self, layer: int) -> int:
-        """Return how many columns a layer has seen; one without keys, as the first."""
-        return self.seen.get(layer, self.seen[self.first])
+        """Return how many columns all layers have seen, to which the step under way adds."""
+        return min(self.seen.values())
 
     @property
     def num_columns(self) -> int:
@@ -345,11 +361,26 @@ class _Rows:
             write_kv(key, value, *place.caches, plan.slot_mapping, **place.scales)
         calls = plan.calls_of_last(Columns(self._mask, num_queries), place.sliding_window)
         output = attend(calls, query, *place.caches, {**options, **place.scales})
+        self.seen[note.layer] = self.num_columns
         return output.view(batch, num_queries, *output.shape[1:]).to(dtype)
 
     def crop(self, removed: int) -> None:
         """Remove the last columns; what is left is sure to stay."""
-        keep = self.num_columns - removed
+        self._take_back()
+        self._cut(self.num_columns - removed)
+        self._commit()
+
+    def _take_back(self) -> None:
+        """Undo a step that was broken off: what not every layer has seen."""
+        keep = min(self.seen.values())
+        if not keep and self.requests:
+            self.reset()
+        elif self._is_growing or keep < self.num_columns:
+            self._cut(keep)
+            self._is_growing = False
+
+    def _cut(self, keep: int) -> None:
+        """Forget all columns but the first ones, in the books as well."""
         lengths = self._mask[:, :keep].sum(1).tolist()
         self.groups.truncate_all(
             [
@@ -358,50 +389,50 @@ class _Rows:
                 if length < self.groups.num_tokens(request)
             ]
         )
-        self._commit()
-        self._mask = self._mask[:, :keep]
         self.seen = {layer: min(seen, keep) for layer, seen in self.seen.items()}
+        self._mask = self._mask[:, :keep]
 
     def select(self, parents: list[int]) -> None:
         """Make row i of the batch continue row ``parents[i]``."""
         for i, parent in enumerate(parents):
             checked_int(f"rows[{i}]", parent, 0, len(self.requests) - 1)
-        requests: list[int] = []
-        taken: set[int] = set()
-        for parent in parents:
-            request = self.requests[parent]
-            if parent in taken:
-                child = next(self._ids)
-                self.groups.fork(request, child)
-                request = child
-            taken.add(parent)
-            requests.append(request)
-        for row, request in enumerate(self.requests):
-            if row not in taken:
-                self.groups.free(request)
-        self.requests = requests
-        self._mask = self._mask[torch.tensor(parents, dtype=torch.int64)]
+        self._take_back()
+        self.settle()
+        self._loose = self.requests.copy()
+        mask = self._mask[torch.tensor(parents, dtype=torch.int64)]
+        requests = [self.requests[parent] for parent in parents]
+        for i, request in enumerate(requests):
+            if request in requests[:i]:
+                requests[i] = next(self._ids)
+                self._loose.append(requests[i])
+                self.groups.fork(request, requests[i])
+        self.requests, self._mask = requests, mask
+        self.settle()
 
     def _take_part(self, layer: int, batch: int, num_new: int, mask: Tensor | None) -> None:
         """Let a layer take part in the step, which the first of them begins."""
-        if self.seen[layer] == self.num_columns:
-            self._begin(batch, num_new, mask)
+        if layer == self._beginner or self.seen[layer] == self.num_columns:
+            self._take_back()
+            self._begin(layer, batch, num_new, mask)
         if self.seen[layer] + num_new != self.num_columns:
             raise RuntimeError(
-                f"layer {layer} has seen {self.seen[layer]} columns and gets {num_new}, but the "
-                f"first layer has {self.num_columns}: a call was broken off; reset() the cache"
+                f"layer {layer} has seen {self.seen[layer]} columns and gets {num_new}, but layer "
+                f"{self._beginner} has {self.num_columns} with those of this step"
             )
-        self.seen[layer] = self.num_columns
 
-    def _begin(self, batch: int, num_new: int, mask: Tensor | None) -> None:
+    def _begin(self, layer: int, batch: int, num_new: int, mask: Tensor | None) -> None:
         """Take the new columns in: make room for their tokens, and plan the step."""
         columns = self._columns(batch, num_new, mask)
         if not self.num_columns:  # nothing was computed yet, so it may be another batch
             self.reset()
-            self._admit(batch)
+            for request in itertools.islice(self._ids, batch):
+                self.requests.append(request)
+                self.groups.allocate(request, 0)
+        self._beginner = layer
         if not self.holds_past:
             self._commit()
         counts = columns.new.sum(1).tolist()
+        self._is_growing = True
         self._grow(counts)
         simple = columns.is_ragged_left(set(self._windows.values()))
         self._plans = {
@@ -409,6 +440,7 @@ class _Rows:
             for name, window in self._windows.items()
         }
         self._mask = columns.mask
+        self._is_growing = False
 
     def _columns(self, batch: int, num_new: int, mask: Tensor | None) -> Columns:
         """Join the new columns to those seen, or refuse the mask."""
@@ -435,12 +467,6 @@ class _Rows:
             )
         return Columns(mask, num_new)
 
-    def _admit(self, batch: int) -> None:
-        """Make a request for each row."""
-        for request in itertools.islice(self._ids, batch):
-            self.groups.allocate(request, 0)
-            self.requests.append(request)
-
     def _commit(self) -> None:
         """Give back the blocks that no token after the present ones sees."""
         if set(self._windows.values()) == {None}:
@@ -451,28 +477,24 @@ class _Rows:
     def _grow(self, counts: list[int]) -> None:
         """Make room for so many new tokens in each row, or change nothing."""
         self.settle()
-        copies = self.groups.append_all(list(zip(self.requests, counts, strict=True)))
-        for name, pool in self.pools.items():
-            pool.copy_blocks(copies[name])
+        ledgers = {name: self.groups[name].ledger for name in self.pools}
+        first = self.groups[next(iter(self.pools))]
+        # One change for all groups, for they share lock and journal.
+        with first.lock, first.ledger:
+            growth = {
+                name: [
+                    (held, count, None)
+                    for held, count in zip(ledger.find_all(self.requests), counts, strict=True)
+                ]
+                for name, ledger in ledgers.items()
+            }
+            for name, ledger in ledgers.items():
+                ledger.refuse_growth(growth[name])
+            for name, ledger in ledgers.items():
+                self.pools[name].copy_blocks(ledger.grow(growth[name]))
 
     def _build(self, name: str, columns: Columns, counts: list[int]) -> Batch:
         """Build a step's index tensors for the layers of one group."""
         if columns.num_new == 1 and min(counts) == 1:
             return self._decode[name].build(self.requests)
         return build_batch(self.groups[name], self.requests, counts, device=self._device)
-
-
-def _by_group(layers: Sequence[Layer]) -> dict[str, list[Layer]]:
-    """Put the layers together that share a pool: those of one window and of equal sizes."""
-    sizes: dict[int | None, list[Any]] = {}
-    groups: dict[str, list[Layer]] = {}
-    for layer in layers:
-        window = layer.sliding_window
-        alike = sizes.setdefault(window, [])
-        if layer.sizes not in alike:
-            alike.append(layer.sizes)
-        name = "full" if window is None else f"window {window}"
-        if number := alike.index(layer.sizes):
-            name += f", sizes {number + 1}"
-        groups.setdefault(name, []).append(layer)
-    return groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,3 +65,19 @@ def layer_windows(config: Any) -> list[int | None]:
         each["sliding_window"] if _WINDOWS[kind] else None
         for kind, each in zip(types, options, strict=True)
     ]
+
+
+def by_group(layers: Sequence[Layer]) -> dict[str, list[Layer]]:
+    """Put the layers together that share a pool: those of one window and of equal sizes."""
+    sizes: dict[int | None, list[Any]] = {}
+    groups: dict[str, list[Layer]] = {}
+    for layer in layers:
+        window = layer.sliding_window
+        alike = sizes.setdefault(window, [])
+        if layer.sizes not in alike:
+            alike.append(layer.sizes)
+        name = "full" if window is None else f"window {window}"
+        if number := alike.index(layer.sizes):
+            name += f", sizes {number + 1}"
+        groups.setdefault(name, []).append(layer)
+    return groups
