@@ -418,7 +418,8 @@ class PagedAttention(nn.Module):
                     f"{name} is {tensor.dtype} {list(tensor.shape)}, expected torch.float32 "
                     f"[{self.num_heads}], one number per head"
                 )
-            tensor = tensor.detach().to(self.cache.device)
+            with torch.inference_mode(False):  # kept, so an ordinary tensor
+                tensor = tensor.detach().to(self.cache.device, copy=True)
         self.register_buffer(name, tensor, persistent=False)
 
 

@@ -612,6 +612,15 @@ def test_a_layer_goes_on_where_it_is_moved_to() -> None:
     assert layer.num_tokens("a") == 2
 
 
+def test_numbers_per_head_are_the_layers_own_and_ordinary_whatever_mode_it_is_made_in() -> None:
+    with torch.inference_mode():
+        given = torch.tensor([0.3, 0.1])
+        layer = PagedAttention(2, 16, num_blocks=4, sinks=given)
+        given.zero_()
+    assert not layer.sinks.is_inference()
+    assert layer.sinks.tolist() == torch.tensor([0.3, 0.1]).tolist()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_cast_leaves_the_numbers_per_head_exact(dtype: torch.dtype) -> None:
     per_head = {"alibi_slopes": torch.tensor([0.3, 0.1]), "sinks": torch.tensor([0.7, -1.3])}
