@@ -525,8 +525,8 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "the output of a state without keys read",
             "merge_states.cpp",
-            "if (value == kMinusInf) {",
-            "if (false) {",
+            "if (lse == kMinusInf || (other == kInf && lse < other)) {",
+            "if (other == kInf && lse < other) {",
         ),
     ),
 }
