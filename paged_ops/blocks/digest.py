@@ -36,7 +36,8 @@ from typing import Any, NamedTuple
 
 from paged_ops.arguments import checked_int
 
-INT64_MIN = -(2**63)
+_INT64_MIN = -(2**63)
+_LOW_BYTE = 0 if sys.byteorder == "little" else 7
 
 ROOT = hashlib.sha256(b"paged-ops block v1").digest()
 """The parent of every first block."""
@@ -176,19 +177,34 @@ def token_array(tokens: Sequence[int]) -> array[int]:
 
     Any sequence of integers is read as integers, `bytes` and arrays of any type included.
     """
+    listed = tokens if type(tokens) is list else _listed(tokens)
+    try:
+        ids = array("q", listed)
+        _refuse_bools(listed, ids)
+    except (TypeError, OverflowError, ValueError) as error:
+        raise TypeError(f"tokens holds something that is no 64-bit integer: {error}") from None
+    return ids
+
+
+def _listed(tokens: Sequence[int]) -> list[int]:
+    """Return what a sequence holds: an array's buffer may hold anything but 64-bit integers."""
     dimensions = getattr(tokens, "ndim", 0)  # of an array or a tensor
     if dimensions > 1:
         raise TypeError(f"tokens has {dimensions} dimensions, expected 1")
     if isinstance(tokens, str) or not (dimensions or isinstance(tokens, Sequence)):
         raise TypeError(f"tokens is {tokens!r}, expected a sequence of token ids")
-    # An array's own buffer would be taken for 64-bit integers, whatever it holds.
-    listed: list[int] = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
-    try:
-        if set(map(type, listed)) <= {int}:  # nearly always
-            return array("q", listed)
-        return array("q", [checked_int("a token", _as_python(each), INT64_MIN) for each in listed])
-    except (TypeError, OverflowError, ValueError) as error:
-        raise TypeError(f"tokens holds something that is no 64-bit integer: {error}") from None
+    return tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
+
+
+def _refuse_bools(listed: Sequence[Any], ids: array[int]) -> None:
+    """Refuse what an array takes for 0 or 1: of these alone, by their low bytes, types matter."""
+    low_bytes = ids.tobytes()[_LOW_BYTE :: ids.itemsize]
+    for sought in (0, 1):
+        at = low_bytes.find(sought)
+        while at >= 0:
+            if type(listed[at]) is not int:
+                checked_int("a token", _as_python(listed[at]), _INT64_MIN)
+            at = low_bytes.find(sought, at + 1)
 
 
 def _as_python(value: Any) -> Any:

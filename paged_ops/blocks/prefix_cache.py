@@ -57,21 +57,23 @@ class PrefixCache:
         """List every content that is found as an event."""
         return (Stored(digest, block) for digest, block in self._blocks.items())
 
-    def publish(self, digest: bytes, block: int) -> list[int]:
+    def publish(self, digest: bytes, block: int) -> int | None:
         """List a block that a request holds; return the idle block that it makes worthless."""
         if block in self._digests:
-            return []
+            return None
         found = self._blocks.setdefault(digest, block)
-        if found != block:
-            self._twins.setdefault(digest, {})[block] = None
-        self._digests[block] = digest
         if found == block:
-            self._tell(Stored(digest, block))
-        elif found in self._idle:
-            del self._idle[found]
-            self.unpublish(found)
-            return [found]
-        return []
+            self._digests[block] = digest
+            if self._streams:
+                self._tell(Stored(digest, block))
+            return None
+        self._twins.setdefault(digest, {})[block] = None
+        self._digests[block] = digest
+        if found not in self._idle:
+            return None
+        del self._idle[found]
+        self.unpublish(found)
+        return found
 
     def unpublish(self, block: int) -> None:
         """Forget the content of a block that is about to change. It must not be idle."""

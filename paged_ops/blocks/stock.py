@@ -84,7 +84,9 @@ class Stock:
 
     def publish(self, digest: bytes, block: int) -> None:
         """Let a held block be found; an idle one with its content becomes plain free."""
-        self.free += self.prefix.publish(digest, block)
+        worthless = self.prefix.publish(digest, block)
+        if worthless is not None:
+            self.free.append(worthless)
 
     def forget(self) -> None:
         """Make everything unfindable. Of the free blocks, those that could be found go out last."""

@@ -91,8 +91,8 @@ FAULTS = (
     Mutant(
         "twins: only the first is listed",
         "blocks/prefix_cache.py",
-        "        if found != block:\n            self._twins",
-        "        if found != block:\n            return []\n            self._twins",
+        "        self._twins.setdefault(digest, {})[block] = None\n",
+        "        return None\n",
     ),
     Mutant(
         "bytes are taken for the memory of 64-bit integers",
