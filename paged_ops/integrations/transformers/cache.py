@@ -423,8 +423,7 @@ class _Rows:
     def _begin(self, layer: int, batch: int, num_new: int, mask: Tensor | None) -> None:
         """Take the new columns in: make room for their tokens, and plan the step."""
         columns = self._columns(batch, num_new, mask)
-        if not self.num_columns:  # nothing was computed yet, so it may be another batch
-            self.reset()
+        if not self.num_columns:  # nothing was computed yet, so there are no rows
             for request in itertools.islice(self._ids, batch):
                 self.requests.append(request)
                 self.groups.allocate(request, 0)
