@@ -41,6 +41,8 @@ class Peer:
         Makes the call to time; everything that is done once is done here.
     write : callable or None
         Makes a call that writes the K and V of a workload into the peer's own cache.
+    kernel : callable or None
+        Returns which of its kernels the peer takes for a workload, where it has several.
     on_request : bool
         Whether the benchmark takes the peer only where it is named, because it takes minutes.
     """
@@ -49,4 +51,5 @@ class Peer:
     absence: Callable[[], str | None]
     attention: Callable[[Inputs], Call]
     write: Callable[[Inputs], Callable[[], object]] | None = None
+    kernel: Callable[[Inputs], str] | None = None
     on_request: bool = False

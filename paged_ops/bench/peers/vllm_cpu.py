@@ -6,6 +6,7 @@ The wheel is pinned to the torch it was compiled with, and its Python package as
 
 from __future__ import annotations
 
+import platform
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,14 +37,17 @@ def absence() -> str | None:
     return None
 
 
-def _isa(dtype: torch.dtype, block_size: int) -> str:
-    """Return the kernel family that vLLM chooses for a cache on this machine."""
+def _kernel(inputs: Inputs) -> str:
+    """Return the family of kernels that vLLM's engine would choose for a cache on this machine."""
+    block_size = inputs.key_cache.shape[1]
     if block_size % 16:
         raise Unsupported(f"block size {block_size} is no multiple of 16")
+    if platform.machine() == "aarch64":
+        return "neon"
     if block_size % 32:
         return "vec16"
-    amx = dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
-    return "amx" if amx else "vec"
+    is_bfloat16 = inputs.workload.dtype == torch.bfloat16
+    return "amx" if is_bfloat16 and torch.cpu._is_amx_tile_supported() else "vec"
 
 
 def _caches(inputs: Inputs) -> Tensor:
@@ -55,7 +59,7 @@ def _caches(inputs: Inputs) -> Tensor:
 
 def _writer(inputs: Inputs, caches: Tensor) -> Call:
     """Return a call of the op that writes, in a layout that only vLLM knows, all K and V."""
-    hint = _isa(inputs.workload.dtype, inputs.key_cache.shape[1])
+    hint = _kernel(inputs)
     rows, slots = inputs.gathered(), inputs.slots()
     op = torch.ops._C.cpu_attn_reshape_and_cache
     return filling(caches, op, *rows, *caches.chunk(2, dim=2), slots, hint)
@@ -63,7 +67,7 @@ def _writer(inputs: Inputs, caches: Tensor) -> Call:
 
 def _attention(inputs: Inputs) -> Call:
     work, ops = inputs.workload, torch.ops._C
-    hint = _isa(work.dtype, inputs.key_cache.shape[1])
+    hint = _kernel(inputs)
     caches = _caches(inputs)
     _writer(inputs, caches)()
     heads = work.num_heads, work.num_kv_heads, HEAD_DIM
@@ -88,4 +92,4 @@ def _attention(inputs: Inputs) -> Call:
     return filling(output, ops.cpu_attention_with_kv_cache, *tensors, *options)
 
 
-PEER = Peer(PACKAGE, absence, _attention, lambda inputs: _writer(inputs, _caches(inputs)))
+PEER = Peer(PACKAGE, absence, _attention, lambda inputs: _writer(inputs, _caches(inputs)), _kernel)
