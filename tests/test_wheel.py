@@ -83,6 +83,7 @@ def test_the_wheel_is_for_any_python_3_and_has_types_but_no_sources(wheel: Path)
         "py.typed",
         "demo/model.safetensors",
         "bench/stories260k.json",
+        "bench/attention/limits.c",
     ):
         assert f"paged_ops/{wanted}" in files
     assert not [file for file in files if file.endswith((".cpp", ".h", ".o"))]

@@ -21,6 +21,7 @@ from paged_ops.bench.workloads import Inputs, Workload, make_inputs
 
 TINY = Workload("tiny", "three sequences", (40, 7, 33), (1, 7, 5), 4, 2, torch.float32)
 DECODE = Workload("decode", "one token each", (40, 7), (1, 1), 4, 2, torch.bfloat16)
+SHARED = Workload("shared", "a prefix", (40, 57), (1, 1), 4, 2, torch.bfloat16, num_shared=32)
 PRESENT, ABSENT = measure.present(PEERS)
 
 
@@ -44,6 +45,17 @@ def test_gathered_rows_are_where_the_slots_say() -> None:
     assert torch.equal(inputs.value_cache.flatten(0, 1)[slots], value)
 
 
+def test_a_shared_prefix_is_in_the_same_blocks_and_its_bytes_count_once() -> None:
+    inputs = make_inputs(SHARED, 16)
+    tables, (key, _) = inputs.block_tables, inputs.gathered()
+    assert (tables[0, :2] == tables[:, :2]).all()
+    assert sorted(tables[tables >= 0].unique().tolist()) == list(range(len(inputs.key_cache)))
+    assert len(inputs.key_cache) == 2 + 1 + 2
+    assert torch.equal(key[:32], key[40:72])
+    assert not torch.equal(key[32:40], key[72:80])
+    assert SHARED.kv_bytes == 2 * (32 + 8 + 25) * 2 * workloads.HEAD_DIM * 2
+
+
 def test_new_tokens_are_the_last_of_each_sequence() -> None:
     inputs = make_inputs(TINY, 16)
     rows = [39, *range(40, 47), *range(75, 80)]
@@ -56,7 +68,7 @@ def test_new_tokens_are_the_last_of_each_sequence() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("name", PEERS)
-@pytest.mark.parametrize("workload", [TINY, DECODE], ids=lambda workload: workload.name)
+@pytest.mark.parametrize("workload", [TINY, DECODE, SHARED], ids=lambda workload: workload.name)
 def test_a_peer_computes_what_ours_does_or_says_why_not(name: str, workload: Workload) -> None:
     if name in ABSENT:
         pytest.skip(ABSENT[name])
