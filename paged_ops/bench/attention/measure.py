@@ -80,7 +80,7 @@ def ours(inputs: Inputs) -> Call:
 
 def checked(inputs: Inputs, peers: Mapping[str, Peer]) -> tuple[dict[str, Call], dict[str, str]]:
     """Make the calls of the peers whose results agree with ours; say what is wrong with others."""
-    expected = _rows(ours(inputs)())
+    expected = ours(inputs)()
     tolerance = _TOLERANCES[inputs.workload.dtype]
     calls: dict[str, Call] = {}
     notes: dict[str, str] = {}
@@ -90,12 +90,20 @@ def checked(inputs: Inputs, peers: Mapping[str, Peer]) -> tuple[dict[str, Call],
         except Unsupported as reason:
             notes[name] = str(reason)
             continue
-        error = _distance(_rows(call()), expected)
-        if error <= tolerance:  # which NaN is not
+        wrong = disagreement(call(), expected, tolerance)
+        if wrong is None:
             calls[name] = call
         else:
-            notes[name] = f"wrong: differs from ours by {error:.2g} of a row, limit {tolerance}"
+            notes[name] = wrong
     return calls, notes
+
+
+def disagreement(result: Any, expected: Any, tolerance: float) -> str | None:
+    """Say by how much a row differs from ours, if that is more than a share of its length."""
+    error = _distance(_rows(result), _rows(expected))
+    if error <= tolerance:  # which NaN is not
+        return None
+    return f"wrong: differs from ours by {error:.2g} of a row, limit {tolerance}"
 
 
 def _rows(result: Any) -> Tensor:
