@@ -15,6 +15,7 @@ LIBRARY := paged_ops/_C.abi3.so
 
 CXX_FOLDERS := $(wildcard paged_ops/csrc op_host op_kernel tests)
 CXX_FILES   := $(shell find $(CXX_FOLDERS) -name '*.cpp' -o -name '*.h')
+BENCH_C     := $(wildcard paged_ops/bench/attention/*.c)
 BUILD_INPUT := setup.py $(filter-out tests/%,$(CXX_FILES))
 
 .DEFAULT_GOAL := help
@@ -114,12 +115,12 @@ lint: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES) $(BENCH_C)
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	$(BIN)/clang-format -i $(CXX_FILES)
+	$(BIN)/clang-format -i $(CXX_FILES) $(BENCH_C)
 
 # The environment: torch and the build tools first, because the build runs without isolation; then one
 # stamp for each extra. An extra's install builds the library too, so it waits for $(LIBRARY) and finds

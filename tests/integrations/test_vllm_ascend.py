@@ -233,6 +233,20 @@ def test_each_phase_writes_its_tokens_and_attends_as_defined(device: str, state:
 
 
 @pytest.mark.usefixtures("_registered")
+def test_queries_keys_and_values_may_be_parts_of_one_projection(device: str) -> None:
+    runner, requests = Runner(device), PHASES[State.ChunkedPrefill]
+    metadata = runner.metadata(requests)
+    rows = runner.rows(sum(new for _, new in requests))
+    projected = torch.cat([part.flatten(1) for part in rows], dim=1).to(device)
+    parts = projected.split([part[0].numel() for part in rows], dim=1)
+    query, key, value = (part.view(len(part), -1, HEAD_SIZE) for part in parts)
+    output = torch.zeros_like(rows[0]).to(device)
+    new_layer().forward(LAYER, query, key, value, runner.kv_cache, metadata, output=output)
+    assert_close(output, runner.want(requests, rows))
+    runner.assert_cache()
+
+
+@pytest.mark.usefixtures("_registered")
 def test_a_prompt_in_chunks_and_then_decode_give_what_one_prefill_gives(device: str) -> None:
     runner, layer = Runner(device), new_layer()
     rows = runner.rows(160)
