@@ -530,9 +530,3 @@ def test_the_plugin_registers_only_where_it_is_asked_to(
     vllm_ascend.register_if_asked()
     usual = ascend.AscendAttentionBackendImpl
     assert (ascend.AscendAttentionBackend.get_impl_cls() is not usual) == is_ours
-
-
-def test_the_package_names_the_plugin_as_an_entry_point_of_vllm() -> None:
-    text = (environment.ROOT / "pyproject.toml").read_text("utf-8")
-    line = 'paged_ops = "paged_ops.integrations.vllm_ascend:register_if_asked"'
-    assert f'[project.entry-points."vllm.general_plugins"]\n{line}\n' in text
