@@ -32,9 +32,11 @@ FOREIGN = {
     "_inductor": "torch.compile's compiler",
     "_init_amx": "of torch.cpu, without a public name",
     "_is_amx_tile_supported": "of torch.cpu, without a public name",
+    "_k_scale_float": "what a layer of vLLM scales its keys by",
     "_npu_attention_kernel": "an op of this library that tells a fact about the build",
     "_schema": "of a torch.ops overload",
     "_supports_logits_to_keep": "what a transformers model says of its forward",
+    "_v_scale_float": "what a layer of vLLM scales its values by",
     "_varlen_attn": "torch's op under varlen_attn, which asks a kernel to be registered for it",
     "_varlen_attn_out": "the same, for a given output",
 }

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from paged_ops.bench.attention.limits import MATMUL_FLOPS
+from paged_ops.bench.attention.limits import MATMUL_FLOPS, UNIT_FLOPS
+from paged_ops.bench.timing import Samples
 from paged_ops.bench.workloads import Workload
 
 OURS = "paged"
 
 
-@dataclass
-class Result:
-    """Median seconds of everything that was timed in one rotation.
+@dataclass(frozen=True)
+class Figures:
+    """Medians of one kind of call, cold or warm, and what follows from them.
 
     Attributes
     ----------
     workload : Workload
         What was run.
-    seconds : dict of str to float
+    seconds : mapping of str to float
         By peer, `OURS` among them.
-    limits : dict of str to float
+    limits : mapping of str to float
         By limit.
-    notes : dict of str to str
-        Why a peer was not timed.
     is_write : bool
         Whether K and V were written instead of attended to.
     """
 
     workload: Workload
-    seconds: dict[str, float]
-    limits: dict[str, float]
-    notes: dict[str, str] = field(default_factory=dict)
-    is_write: bool = False
+    seconds: Mapping[str, float]
+    limits: Mapping[str, float]
+    is_write: bool
 
     @property
     def gigabytes_per_second(self) -> float:
@@ -58,19 +58,93 @@ class Result:
         return max(ratios, key=ratios.__getitem__) if ratios else None
 
     @property
-    def share_of_limit(self) -> float | None:
-        """The least time that the machine needs, over ours.
+    def share_of_memory(self) -> float | None:
+        """The time of reading the blocks, in a write that of a plain copy, over ours.
 
-        That is the time of reading the blocks, or of the operations at the speed of a product of
-        matrices, whichever is longer; in a write the time of a plain copy. None where reading could
-        not be timed.
+        None where reading could not be timed.
+        """
+        limit = self.limits.get("copy" if self.is_write else "blocks")
+        return None if limit is None else limit / self.seconds[OURS]
+
+    @property
+    def share_of_products(self) -> float | None:
+        """The time of the operations in the unit that multiplies fastest, over ours.
+
+        Where no unit could be timed it is the speed of torch's product of matrices; None in a
+        write.
         """
         if self.is_write:
-            return self.limits["copy"] / self.seconds[OURS]
-        if "blocks" not in self.limits:
             return None
-        products = self.workload.flops / MATMUL_FLOPS * self.limits["matmul"]
-        return max(self.limits["blocks"], products) / self.seconds[OURS]
+        if "unit" in self.limits:
+            seconds = self.limits["unit"] / UNIT_FLOPS
+        else:
+            seconds = self.limits["matmul"] / MATMUL_FLOPS
+        return self.workload.flops * seconds / self.seconds[OURS]
+
+    @property
+    def share_of_limit(self) -> float | None:
+        """The share of the limit that binds; None where reading could not be timed."""
+        if self.share_of_memory is None:
+            return None
+        return max(self.share_of_memory, self.share_of_products or 0.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything, for a JSON file."""
+        return {
+            "seconds": dict(self.seconds),
+            "limits": dict(self.limits),
+            "GB/s": self.gigabytes_per_second,
+            "GFLOP/s": self.gigaflops,
+            "ratios": self.ratios,
+            "best_peer": self.best_peer,
+            "share_of_memory": self.share_of_memory,
+            "share_of_products": self.share_of_products,
+            "share_of_limit": self.share_of_limit,
+        }
+
+
+@dataclass
+class Result:
+    """Everything that was timed in one rotation.
+
+    Attributes
+    ----------
+    workload : Workload
+        What was run.
+    samples : dict of str to Samples
+        By peer, `OURS` among them.
+    limits : dict of str to Samples
+        By limit.
+    notes : dict of str to str
+        Why a peer was not timed.
+    kernels : dict of str to str
+        Which of its kernels a peer took, where it has several; which unit multiplied.
+    is_write : bool
+        Whether K and V were written instead of attended to.
+    """
+
+    workload: Workload
+    samples: dict[str, Samples]
+    limits: dict[str, Samples]
+    notes: dict[str, str] = field(default_factory=dict)
+    kernels: dict[str, str] = field(default_factory=dict)
+    is_write: bool = False
+
+    @property
+    def cold(self) -> Figures:
+        """Calls whose tensors no cache holds."""
+        return self._figures("cold")
+
+    @property
+    def warm(self) -> Figures:
+        """Calls that follow their like: what fits is in a cache, threads are awake."""
+        return self._figures("warm")
+
+    def _figures(self, kind: str) -> Figures:
+        def medians(samples: Mapping[str, Samples]) -> dict[str, float]:
+            return {name: statistics.median(getattr(each, kind)) for name, each in samples.items()}
+
+        return Figures(self.workload, medians(self.samples), medians(self.limits), self.is_write)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, for a JSON file."""
@@ -80,12 +154,11 @@ class Result:
             "dtype": str(self.workload.dtype).removeprefix("torch."),
             "kv_bytes": self.workload.kv_bytes,
             "flops": 0 if self.is_write else self.workload.flops,
-            "seconds": self.seconds,
-            "limits": self.limits,
-            "GB/s": self.gigabytes_per_second,
-            "GFLOP/s": self.gigaflops,
-            "ratios": self.ratios,
-            "best_peer": self.best_peer,
-            "share_of_limit": self.share_of_limit,
+            "cold": self.cold.as_dict(),
+            "warm": self.warm.as_dict(),
+            "kernels": self.kernels,
             "not_timed": self.notes,
+            "samples": {
+                name: asdict(each) for name, each in {**self.samples, **self.limits}.items()
+            },
         }
