@@ -343,5 +343,5 @@ class AttentionCube {
 
   Ring<AscendC::HardEvent::MTE2_MTE1, AscendC::HardEvent::MTE1_MTE2, 0, 2> query_ring_;
   Ring<AscendC::HardEvent::MTE2_MTE1, AscendC::HardEvent::MTE1_MTE2, 2, kTilesInL1> tile_ring_;
-  Ring<AscendC::HardEvent::MTE1_M, AscendC::HardEvent::M_MTE1, 0, 2> factor_ring_;
+  Ring<AscendC::HardEvent::MTE1_M, AscendC::HardEvent::M_MTE1, 3, 2> factor_ring_;
 };
