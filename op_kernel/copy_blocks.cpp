@@ -3,6 +3,7 @@
 // The ids are on the device, so the host can't tell which sources some copy overwrites: all sources
 // go to the workspace first, and after a barrier of all cores from there to their destinations. A
 // pair with an id outside the pool copies nothing.
+#include "common/entry.h"
 #include "common/row_copy.h"
 #include "copy_blocks_tiling_data.h"
 #include "kernel_operator.h"
@@ -85,17 +86,21 @@ class CopyBlocks {
   RowMover<T> mover_;
 };
 
-#define PAGED_COPY_BLOCKS_ENTRY(name, type)                                            \
-  extern "C" __global__ __aicore__ void name(GM_ADDR key_cache, GM_ADDR value_cache,   \
-                                             GM_ADDR block_mapping, GM_ADDR workspace, \
-                                             GM_ADDR tiling) {                         \
-    const CopyBlocksTilingData data = *(__gm__ CopyBlocksTilingData*)tiling;           \
-    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIV_1_0);                                 \
-    AscendC::TPipe pipe;                                                               \
-    CopyBlocks<type> copy;                                                             \
-    copy.Init(key_cache, value_cache, block_mapping, workspace, data, &pipe);          \
-    copy.Process();                                                                    \
-  }
+template <typename T>
+__aicore__ inline void CopyAll(GM_ADDR key_cache, GM_ADDR value_cache, GM_ADDR block_mapping,
+                               GM_ADDR workspace, GM_ADDR tiling) {
+  const auto data = TilingAt<CopyBlocksTilingData>(tiling);
+  AscendC::TPipe pipe;
+  CopyBlocks<T> copy;
+  copy.Init(key_cache, value_cache, block_mapping, workspace, data, &pipe);
+  copy.Process();
+}
+
+#define PAGED_COPY_BLOCKS_ENTRY(name, type)                                                       \
+  PAGED_KERNEL(PAGED_MEETING_VECTOR_CORES, name,                                                  \
+               (GM_ADDR key_cache, GM_ADDR value_cache, GM_ADDR block_mapping, GM_ADDR workspace, \
+                GM_ADDR tiling),                                                                  \
+               CopyAll<type>(key_cache, value_cache, block_mapping, workspace, tiling))
 
 // Plain copies: only the size of an element matters.
 PAGED_COPY_BLOCKS_ENTRY(paged_copy_blocks_16bit, half)

@@ -3,6 +3,7 @@
 // Slots, not tokens, are dealt to the cores, a few neighbours at a time: a slot given twice is
 // written by one core in order, so the last row wins, whole. A slot outside the pool writes
 // nothing.
+#include "common/entry.h"
 #include "common/row_copy.h"
 #include "kernel_operator.h"
 #include "write_kv_tiling_data.h"
@@ -71,17 +72,21 @@ class WriteKv {
   RowMover<T> mover_;
 };
 
-#define PAGED_WRITE_KV_ENTRY(name, type)                                                    \
-  extern "C" __global__ __aicore__ void name(GM_ADDR key, GM_ADDR value, GM_ADDR key_cache, \
-                                             GM_ADDR value_cache, GM_ADDR slot_mapping,     \
-                                             GM_ADDR tiling) {                              \
-    const WriteKvTilingData data = *(__gm__ WriteKvTilingData*)tiling;                      \
-    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                         \
-    AscendC::TPipe pipe;                                                                    \
-    WriteKv<type> write;                                                                    \
-    write.Init(key, value, key_cache, value_cache, slot_mapping, data, &pipe);              \
-    write.Process();                                                                        \
-  }
+template <typename T>
+__aicore__ inline void WriteAll(GM_ADDR key, GM_ADDR value, GM_ADDR key_cache, GM_ADDR value_cache,
+                                GM_ADDR slot_mapping, GM_ADDR tiling) {
+  const auto data = TilingAt<WriteKvTilingData>(tiling);
+  AscendC::TPipe pipe;
+  WriteKv<T> write;
+  write.Init(key, value, key_cache, value_cache, slot_mapping, data, &pipe);
+  write.Process();
+}
+
+#define PAGED_WRITE_KV_ENTRY(name, type)                                            \
+  PAGED_KERNEL(PAGED_VECTOR_CORES, name,                                            \
+               (GM_ADDR key, GM_ADDR value, GM_ADDR key_cache, GM_ADDR value_cache, \
+                GM_ADDR slot_mapping, GM_ADDR tiling),                              \
+               WriteAll<type>(key, value, key_cache, value_cache, slot_mapping, tiling))
 
 // Plain copies: only the size of an element matters.
 PAGED_WRITE_KV_ENTRY(paged_write_kv_16bit, half)

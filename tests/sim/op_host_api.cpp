@@ -163,15 +163,12 @@ const char* structs() {
   return text.c_str();
 }
 
-// Cores of the chip, 0 if it is unknown.
-int64_t soc_cube_cores(const char* name) {
-  const Soc* soc = find_soc(name);
-  return soc == nullptr ? 0 : soc->cube_cores;
-}
-
-int64_t soc_vector_cores(const char* name) {
-  const Soc* soc = find_soc(name);
-  return soc == nullptr ? 0 : soc->vector_cores;
+// Cube cores of a device of that chip which says so much of itself; 0 if there are no kernels for
+// it, -1 if it hasn't twice as many vector cores.
+int64_t soc_cube_cores(const char* name, int64_t cube_cores, int64_t vector_cores, int64_t arch) {
+  const auto soc = soc_of_device(name, {cube_cores, vector_cores, arch});
+  if (!soc || soc->name != name) return 0;
+  return soc->vector_cores == 2 * soc->cube_cores ? soc->cube_cores : -1;
 }
 
 int64_t usable_ub() { return kUsableUb; }

@@ -471,15 +471,19 @@ def test_an_op_comes_after_what_torch_npu_has_queued_before_it() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_simulated_npu_is_the_chip_that_is_asked_for() -> None:
+@pytest.mark.parametrize(("cores", "blocks"), [(None, 40), ("9", 18), ("unsaid", 40)])
+def test_a_launch_has_the_cores_of_the_device_or_else_of_its_chip(
+    cores: str | None, blocks: int
+) -> None:
     done = run_python(
         "import paged_ops\n"
         "rows, cache = torch.ones(200, 1, 16).npu(), torch.zeros(13, 16, 1, 16).npu()\n"
         "paged_ops.write_kv(rows, rows, cache, cache.clone(), torch.arange(200).npu())\n"
         "print(torch.npu.get_device_name(), environment.report()['launches']['last']['blocks'])\n",
         PAGED_SIM_SOC="Ascend910B4",
+        PAGED_SIM_CORES=cores,
     )
-    assert "Ascend910B4 40" in done.stdout
+    assert f"Ascend910B4 {blocks}" in done.stdout, done.stderr
 
 
 def test_an_npu_kernel_that_breaks_a_rule_or_is_missing_fails_the_call() -> None:

@@ -259,27 +259,6 @@ def test_the_step_depends_on_dtype_and_head_dims_alone() -> None:
     assert len(steps) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "cores"),
-    [
-        ("Ascend910B1", 48),
-        ("Ascend910B2", 48),
-        ("Ascend910B3", 40),
-        ("Ascend910B4", 40),
-        ("Ascend910_9391", 40),
-        ("Ascend310P", 0),
-    ],
-)
-def test_the_vector_cores_of_each_chip_are_known(name: str, cores: int) -> None:
-    assert host.library().soc_vector_cores(name.encode()) == cores
-
-
-def test_a_chip_has_two_vector_cores_for_each_cube_core() -> None:
-    assert host.library().soc_cube_cores(b"Ascend910B2") == 24
-    assert host.library().soc_cube_cores(b"Ascend910B4") == 20
-    assert host.library().soc_cube_cores(b"Ascend310P") == 0
-
-
 @pytest.mark.parametrize(("dtype", "element_size"), [("bfloat16", 2), ("float32", 4)])
 @pytest.mark.parametrize("head_dim", [8, 128, 576, 20000])
 def test_copies_move_as_many_vectors_as_two_buffers_hold(

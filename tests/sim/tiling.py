@@ -60,8 +60,8 @@ def library() -> Any:
     for name, arguments in counts.items():
         getattr(loaded, name).restype = ctypes.c_int64
         getattr(loaded, name).argtypes = [ctypes.c_int64] * arguments
-    for name in ("soc_cube_cores", "soc_vector_cores"):
-        getattr(loaded, name).restype = ctypes.c_int64
+    loaded.soc_cube_cores.restype = ctypes.c_int64
+    loaded.soc_cube_cores.argtypes = [ctypes.c_char_p] + [ctypes.c_int64] * 3
     loaded.structs.restype = ctypes.c_char_p
     return loaded
 

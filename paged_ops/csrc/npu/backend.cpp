@@ -108,7 +108,7 @@ class Call {
   void run(const MakePlan& make_plan, std::vector<const void*> pointers, bool takes_workspace,
            std::initializer_list<const Argument*> arguments) const {
     try {
-      const auto plan = make_plan(this_soc());
+      const auto plan = make_plan(this_soc(first_.get_device()));
       // Freed when this call returns, but reused by nothing that runs before the kernel: torch
       // hands it out again only to work in the same stream.
       OptionalTensor workspace;

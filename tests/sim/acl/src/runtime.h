@@ -51,7 +51,8 @@ std::string unimplemented_calls();
 
 // --- devices.cpp
 
-// The model that the machine is made of: PAGED_SIM_SOC, Ascend910B1 where it isn't set.
+// The model that the machine is made of: PAGED_SIM_SOC, Ascend910B1 where it isn't set, with as many
+// cube cores as PAGED_SIM_CORES says, where that is a number.
 struct Soc {
   const char* name;
   int cube_cores;
