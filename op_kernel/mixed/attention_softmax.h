@@ -3,7 +3,7 @@
 //
 // The two vector cores of a group share a band's rows. Each piece has a softmax of its own;
 // where the cube has multiplied its weights with the values, the state is folded into that of the
-// pieces before, in float32. The order in which all this comes is that of share_stream.h.
+// band's pieces before, in float32. The order in which all this comes is that of share_stream.h.
 #pragma once
 
 #include "attention/piece_states.h"
@@ -35,7 +35,8 @@ class AttentionSoftmax {
     value_dim_ = tiling.value.head_dim;
     most_rows_ = FirstShare(tiling.max_rows);
     const int64_t group = AscendC::GetBlockIdx() / 2;
-    late_scale_ = MayScaleLate(tiling) ? tiling.scale : 1.0f;
+    has_options_ = !MayScaleLate(tiling);
+    late_scale_ = has_options_ ? 1.0f : tiling.scale;
     sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
     exchange_.Init(tiling, tensors.workspace, group);
     stream_.Init(tiling, sequences_, exchange_, group, pipe);
@@ -61,77 +62,86 @@ class AttentionSoftmax {
       AscendC::PipeBarrier<PIPE_ALL>();
       AscendC::SyncAll();
       piece_states_.Combine(sequences_, AscendC::GetBlockIdx(), 2 * AscendC::GetBlockNum(),
-                            row_output_, total_, scratch_);
+                            row_output_, totals_[0], scratch_);
     }
   }
 
  private:
   // op_host's UB budget counts these buffers and those of the members: attention_tiling.cpp,
-  // softmax_ub_bytes.
+  // softmax_ub_bytes. The chunks that come in begin at even multiples of 256 bytes, what they are
+  // folded into at odd ones.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
-    pipe->InitBuffer(rows_out_, kPartBuffers, tiling_->part_elements * sizeof(T));
-    const Float folds = NewBuffer<float>(pipe, 2 * kSlabKeys * most_rows_);
-    const Float acc = NewBuffer<float>(pipe, most_rows_ * value_dim_);
+    const int64_t sum_lanes = kSlabKeys * most_rows_;
+    const Float folds = NewBuffer<float>(pipe, kOtherBank + kMaximaLanes + sum_lanes);
+    maxima_.Init(folds[kOtherBank]);
+    sums_.Init(folds[kOtherBank + kMaximaLanes]);
+    const int64_t bands = tiling_->unit_rows > tiling_->max_rows ? kMostBands : 1;
     const Float lanes = NewBuffer<float>(pipe, kNumLaneBuffers * kRepeatLanes);
-    total_ = {lanes, lanes[kRepeatLanes], acc};
-    scratch_ = {lanes[2 * kRepeatLanes], lanes[3 * kRepeatLanes], lanes[4 * kRepeatLanes],
+    for (int64_t i = 0; i < bands; ++i) {
+      totals_[i] = {lanes[2 * i * kRepeatLanes], lanes[(2 * i + 1) * kRepeatLanes],
+                    NewBuffer<float>(pipe, most_rows_ * value_dim_)};
+    }
+    scratch_ = {lanes[4 * kRepeatLanes], lanes[5 * kRepeatLanes], lanes[6 * kRepeatLanes],
                 NewBuffer<float>(pipe, kRepeatLanes * kGranule)};
-    shift_lanes_ = lanes[5 * kRepeatLanes];
+    shift_lanes_ = lanes[7 * kRepeatLanes];
     for (int64_t i = 0; i < kExchangeBuffers; ++i) {
-      max_[i] = lanes[(6 + 2 * i) * kRepeatLanes];
-      sum_[i] = lanes[(7 + 2 * i) * kRepeatLanes];
+      max_[i] = lanes[(8 + 2 * i) * kRepeatLanes];
+      sum_[i] = lanes[(9 + 2 * i) * kRepeatLanes];
     }
     scale_granule_ = NewBuffer<float>(pipe, 2 * kGranule);
     cap_granule_ = scale_granule_[kGranule];
-    maxima_.Init(folds);
-    sums_.Init(folds[kSlabKeys * most_rows_]);
+    pipe->InitBuffer(rows_out_, kPartBuffers, tiling_->part_elements * sizeof(T));
   }
 
-  // Lanes beyond a step's rows are computed along and must hold numbers.
+  // Lanes beyond a share's rows are computed along and must hold numbers.
   __aicore__ inline void FillConstants() {
-    AscendC::Duplicate(total_.max, 0.0f, static_cast<int32_t>(kNumLaneBuffers * kRepeatLanes));
     AscendC::Duplicate(scale_granule_, late_scale_, kGranule);
     AscendC::Duplicate(cap_granule_, -2.0f * tiling_->softcap, kGranule);
+    AscendC::Duplicate(totals_[0].max, 0.0f, static_cast<int32_t>(kNumLaneBuffers * kRepeatLanes));
     Barrier();
   }
 
   __aicore__ inline void Walk(bool by_token) {
     stream_.Open(by_token);
     while (stream_.Next()) {
-      RunPass();
+      RunPass(stream_.Current());
     }
+    stream_.Close();
   }
 
-  __aicore__ inline void RunPass() {
-    const Share& scored = stream_.Scored();
-    const Share& weighed = stream_.Weighed();
-    if (tiling_->has_alibi_slopes != 0 && CountChunks(scored) > 0) {
-      AlibiOf(1).Open(scored.step.unit, scored.rows, scored.step.begin);
-    }
-    maxima_.Open(scored.rows);
-    sums_.Open(weighed.rows);
-    const ScoreChunk nothing = {shift_lanes_, 0, 0};
-    summed_ = nothing;
-    scored_ = nothing;
-    written_rows_ = kRepeatLanes;  // there are none yet
-    weighed_ = TakeWeighed(0);
-    Shift(weighed_);
-    const int64_t rounds = stream_.CountRounds();
-    for (int64_t i = 0; i < rounds; ++i) {
-      RunRound(i);
+  __aicore__ inline void RunPass(const Pass& pass) {
+    OpenPass(pass);
+    for (int64_t i = 0; i < pass.rounds; ++i) {
+      RunRound(pass, i);
     }
     Barrier();
-    AddLastSlabs(rounds);
-    while (written_rows_ < stream_.Summed().step.unit.num_rows) {
-      WriteRows();
+    AddLastSlabs();
+    while (written_rows_ < pass.summed->num_rows) {
+      WriteRows(pass);
     }
-    if (HasKeys(weighed.step)) {
+    if (pass.weighed->step.has_keys) {
       AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_MTE3>(kWeightsReady);
     }
-    if (!HasKeys(stream_.Summed().step)) {
-      WriteZeros(stream_.Summed().step.unit);
+    if (!pass.summed->step.has_keys) {
+      WriteZeros(pass.summed->step);
     }
-    ClosePass(scored, weighed, stream_.NextSummed());
+    ClosePass(pass, stream_.NextSummed());
+  }
+
+  __aicore__ inline void OpenPass(const Pass& pass) {
+    const Share& scored = *pass.scored;
+    parity_ = stream_.PassNumber() & 1;
+    if (tiling_->has_alibi_slopes != 0 && scored.chunks > 0) {
+      AlibiOf(1).Open(scored.step.unit, scored.rows, scored.step.begin);
+    }
+    maxima_.Open(scored.rows, Smaller(kMaximaLanes, kSlabKeys * scored.rows));
+    sums_.Open(pass.weighed->rows, kSlabKeys * pass.weighed->rows);
+    summed_ = Nothing();
+    scored_ = Nothing();
+    written_rows_ = kRepeatLanes;  // there are none yet
+    is_looked_at_ = false;
+    weighed_ = TakeWeighed(pass, 0);
+    Shift(weighed_);
   }
 
   // ---- scores become weights
@@ -139,66 +149,71 @@ class AttentionSoftmax {
   // A round is dealt to two intervals between barriers. What an interval works on doesn't depend on
   // what else it does, so the vector unit waits for results twice in a round. The first interval
   // ends the round before; the second one begins with what has come in since.
-  __aicore__ inline void RunRound(int64_t round) {
+  __aicore__ inline void RunRound(const Pass& pass, int64_t round) {
     Barrier();
     if (weighed_.keys > 0) {
       AscendC::Exp(weighed_.scores, weighed_.scores, CountOf(weighed_));
     }
-    AddLastSlabs(round);
-    WriteRows();
+    AddLastSlabs();
+    if (written_rows_ < pass.summed->num_rows) {
+      WriteRows(pass);
+    }
     Barrier();
-    scored_ = TakeScored(round);
-    const ScoreChunk next = TakeWeighed(round + 1);
-    const Products products = TakeProducts(round);
+    TakeScored(pass, pass.last_chunk - round);
+    const ScoreChunk next = TakeWeighed(pass, round + 1);
+    const Products products = TakeProducts(pass, round);
     if (weighed_.keys > 0) {
-      StoreWeights(weighed_, round);
+      StoreWeights(*pass.weighed, round);
     }
-    AddInnerSlab(sums_, weighed_, 0);
-    AddInnerSlab(maxima_, scored_, 0);
+    const int64_t maxima = scored_.keys > 0 ? maxima_.CountSlabs(scored_) - 1 : 0;
+    const int64_t sums = weighed_.keys > 0 ? sums_.CountSlabs(weighed_) - 1 : 0;
+    AddInnerSlabs(0, maxima, sums);
     Shift(next);
-    Fold(products);
-    for (int64_t i = 1; i < Larger(CountSlabs(scored_), CountSlabs(weighed_)) - 1; ++i) {
+    Fold(*pass.summed, products);
+    for (int64_t i = 1; i < Larger(maxima, sums); ++i) {
       Barrier();
-      AddInnerSlab(maxima_, scored_, i);
-      AddInnerSlab(sums_, weighed_, i);
+      AddInnerSlabs(i, maxima, sums);
     }
-    Close(products);
+    Close(*pass.summed, products);
+    last_slabs_ = {maxima, sums};
     summed_ = weighed_;
     weighed_ = next;
   }
 
+  __aicore__ inline ScoreChunk Nothing() const { return {shift_lanes_, 0, 0, 0}; }
+
   // The scores of a round for the maxima.
-  __aicore__ inline ScoreChunk TakeScored(int64_t round) {
-    const Share& share = stream_.Scored();
-    const int64_t index = stream_.ScoredChunk(round);
-    if (index < 0) {
-      return {shift_lanes_, 0, 0};
+  __aicore__ inline void TakeScored(const Pass& pass, int64_t index) {
+    scored_ = Nothing();
+    if (index < 0 || index >= pass.scored->chunks) {
+      return;
     }
-    const ScoreChunk taken = TakeScores(share, ChunkAt(share, index), AlibiOf(1));
-    if (index < stream_.Kept()) {
-      KeptOf(1, index) = taken;
+    scored_ = TakeScores(*pass.scored, index, AlibiOf(1));
+    scored_stays_ = index < stream_.Kept();
+    if (scored_stays_) {
+      KeptOf(1, index) = scored_;
     }
-    return taken;
   }
 
   // The scores that become weights in a round.
-  __aicore__ inline ScoreChunk TakeWeighed(int64_t round) {
-    const Share& share = stream_.Weighed();
-    if (round >= CountChunks(share)) {
-      return {shift_lanes_, 0, 0};
+  __aicore__ inline ScoreChunk TakeWeighed(const Pass& pass, int64_t round) {
+    if (round >= pass.weighed->chunks) {
+      return Nothing();
     }
-    return round < stream_.Kept() ? KeptOf(0, round)
-                                  : TakeScores(share, ChunkAt(share, round), AlibiOf(0));
+    return round < stream_.Kept() ? KeptOf(0, round) : TakeScores(*pass.weighed, round, AlibiOf(0));
   }
 
   // The loaded scores of a chunk with all options, -inf where a row doesn't see a key.
-  __aicore__ inline ScoreChunk TakeScores(const Share& share, const ChunkKeys& chunk,
-                                          Alibi& alibi) {
-    const ScoreChunk taken = {stream_.Take(), chunk.last - chunk.first, share.rows};
-    if (!MayScaleLate(*tiling_)) {
+  __aicore__ inline ScoreChunk TakeScores(const Share& share, int64_t index, Alibi& alibi) {
+    const ChunkKeys chunk = ChunkAt(share, index);
+    const Chunk loaded = stream_.Take();
+    const ScoreChunk taken = {loaded.data, loaded.buffer, chunk.last - chunk.first, share.rows};
+    if (has_options_) {
       ApplyOptions(taken, chunk, alibi);
     }
-    HideScores(*tiling_, share.step.unit, taken, share.step.begin + chunk.first);
+    if (chunk.first < share.seen_by_all.first || share.seen_by_all.last < chunk.last) {
+      HideScores(*tiling_, share.step.unit, taken, share.step.begin + chunk.first);
+    }
     return taken;
   }
 
@@ -208,74 +223,84 @@ class AttentionSoftmax {
     }
   }
 
-  // All but the last one, which AddLastSlabs adds.
-  template <typename Take>
-  __aicore__ inline void AddInnerSlab(KeyFold<Take>& fold, const ScoreChunk& chunk, int64_t i) {
-    if (i < CountSlabs(chunk) - 1) {
-      fold.AddSlab(chunk, i);
+  // All but the last ones, which AddLastSlabs adds.
+  __aicore__ inline void AddInnerSlabs(int64_t i, int64_t maxima, int64_t sums) {
+    if (i < maxima) {
+      maxima_.AddSlab(scored_, i);
+    }
+    if (i < sums) {
+      sums_.AddSlab(weighed_, i);
     }
   }
 
-  // Ends the round before `round`: its chunks are used up, but for scores that stay.
-  __aicore__ inline void AddLastSlabs(int64_t round) {
+  // Ends the round before this one: its chunks are used up, but for scores that stay.
+  __aicore__ inline void AddLastSlabs() {
     if (summed_.keys > 0) {
-      sums_.AddSlab(summed_, CountSlabs(summed_) - 1);
-      stream_.Free(summed_.scores);
+      sums_.AddSlab(summed_, last_slabs_.sums);
+      stream_.Free(summed_.buffer);
     }
     if (scored_.keys > 0) {
-      maxima_.AddSlab(scored_, CountSlabs(scored_) - 1);
-      if (stream_.ScoredChunk(round - 1) >= stream_.Kept()) {
-        stream_.Free(scored_.scores);
+      maxima_.AddSlab(scored_, last_slabs_.maxima);
+      if (!scored_stays_) {
+        stream_.Free(scored_.buffer);
       }
     }
-    if (stream_.SliceBegin(round - 1) == 0 && IsLookedAt()) {
+    if (is_looked_at_) {
       finiteness_.Keep();
+      is_looked_at_ = false;
     }
   }
 
-  // Writes the weights of a chunk, part after part.
-  __aicore__ inline void StoreWeights(const ScoreChunk& taken, int64_t round) {
-    const Share& share = stream_.Weighed();
+  // Writes the weights of the chunk that a round has weighed, in columns of 16 rows: a repeat casts
+  // the rows of a key, each 16 of them into a column, with a granule between two columns so that
+  // they don't come from one bank.
+  __aicore__ inline void StoreWeights(const Share& share, int64_t round) {
     const ChunkKeys chunk = ChunkAt(share, round);
-    const int64_t keys = Smaller(kPartScores / share.rows, taken.keys);
-    for (int64_t first = 0; first < taken.keys; first += keys) {
-      const Range span = Within(chunk.span, first, Smaller(keys, taken.keys - first));
-      if (span.first < span.last) {
-        StorePart(taken.scores[first * share.rows], span, chunk.first + first);
-      }
-    }
-  }
-
-  // `span` of the keys that begin with key `first` of the piece.
-  __aicore__ inline void StorePart(const Float& wide, const Range& span, int64_t first) {
-    const Share& share = stream_.Weighed();
+    const int64_t first = chunk.span.first;
+    const int64_t keys = chunk.span.last - first;
+    const int64_t columns = share.rows / kFractal;
+    const int64_t pitch = columns > 1 ? keys + 1 : keys;  // granules of a column
+    const Float from = weighed_.scores[first * share.rows];
     AscendC::LocalTensor<T> weights = rows_out_.template AllocTensor<T>();
-    AscendC::Cast(weights, wide, AscendC::RoundMode::CAST_RINT,
-                  static_cast<uint32_t>(span.last * share.rows));
+    if (columns > 1) {
+      AscendC::Cast(weights, from, AscendC::RoundMode::CAST_RINT, static_cast<uint64_t>(share.rows),
+                    static_cast<uint8_t>(keys),
+                    AscendC::UnaryRepeatParams(static_cast<uint16_t>(pitch), 1, 1,
+                                               static_cast<uint8_t>(share.rows / kGranule)));
+    } else {
+      AscendC::Cast(weights, from, AscendC::RoundMode::CAST_RINT,
+                    static_cast<uint32_t>(keys * kFractal));
+    }
     rows_out_.EnQue(weights);
     weights = rows_out_.template DeQue<T>();
+    const AscendC::DataCopyParams params(
+        static_cast<uint16_t>(columns), static_cast<uint16_t>(keys),
+        static_cast<uint16_t>(pitch - keys), static_cast<uint16_t>(tiling_->exchange_keys - keys));
     const AscendC::GlobalTensor<T> to = exchange_.Weights(share.step.buffer, share.first_row);
-    AscendC::DataCopy(to[(first + span.first) * share.rows], weights[span.first * share.rows],
-                      static_cast<uint32_t>((span.last - span.first) * share.rows));
+    AscendC::DataCopy(to[(chunk.first + first) * kFractal], weights, params);
     rows_out_.FreeTensor(weights);
   }
 
   // Ends a pass: the maxima over all keys of a step, the sums over those of the one before; and
   // prepares the total for the products of the next pass.
-  __aicore__ inline void ClosePass(const Share& scored, const Share& weighed,
-                                   const Share& next_summed) {
-    const bool has_maxima = CountChunks(scored) > 0;
-    const bool has_sums = CountChunks(weighed) > 0;
+  __aicore__ inline void ClosePass(const Pass& pass, const Share& next_summed) {
+    const Share& scored = *pass.scored;
+    const Share& weighed = *pass.weighed;
+    const bool has_maxima = scored.chunks > 0;
+    const bool has_sums = weighed.chunks > 0;
+    const bool has_total = next_summed.num_rows > 0 && tiling_->split == 0;
     int64_t stage = 0;
     Barrier();
-    for (int64_t keys = kSlabKeys; keys > 1; keys /= 2) {
-      if (has_maxima) {
-        maxima_.Halve(keys);
+    while ((has_maxima && !maxima_.IsFolded()) || (has_sums && !sums_.IsFolded())) {
+      if (has_maxima && !maxima_.IsFolded()) {
+        maxima_.Halve();
       }
-      if (has_sums) {
-        sums_.Halve(keys);
+      if (has_sums && !sums_.IsFolded()) {
+        sums_.Halve();
       }
-      OpenTotal(stage++, next_summed);
+      if (has_total) {
+        OpenTotal(stage++, next_summed);
+      }
       Barrier();
     }
     if (has_sums) {
@@ -287,7 +312,10 @@ class AttentionSoftmax {
       // group would walk again.
       AscendC::Maxs(maxima_.Lanes(), maxima_.Lanes(), kLowest, static_cast<int32_t>(scored.rows));
     }
-    OpenTotal(stage, next_summed);
+    for (; has_total && stage < kRescaleStages; ++stage) {
+      OpenTotal(stage, next_summed);
+      Barrier();
+    }
     Barrier();
     if (has_maxima) {
       CloseMaxima(scored);
@@ -304,9 +332,9 @@ class AttentionSoftmax {
 
   // What belongs to the step that is weighed (0) and to the one after it (1).
   __aicore__ inline ScoreChunk& KeptOf(int64_t ahead, int64_t index) {
-    return kept_[(stream_.Pass() + ahead) & 1][index];
+    return kept_[parity_ ^ ahead][index];
   }
-  __aicore__ inline Alibi& AlibiOf(int64_t ahead) { return alibi_[(stream_.Pass() + ahead) & 1]; }
+  __aicore__ inline Alibi& AlibiOf(int64_t ahead) { return alibi_[parity_ ^ ahead]; }
 
   // ---- options
 
@@ -331,50 +359,52 @@ class AttentionSoftmax {
   // Rows [begin, begin + rows) of a step's products.
   struct Products {
     Float acc;
+    int32_t buffer;
     int64_t begin;
     int64_t rows;  // 0: there are none
   };
 
   // The products that are folded in a round.
-  __aicore__ inline Products TakeProducts(int64_t round) {
-    const Share& share = stream_.Summed();
-    const int64_t begin = stream_.SliceBegin(round);
-    const int64_t rows = HasKeys(share.step) ? share.step.unit.num_rows - begin : 0;
-    if (begin < 0 || rows <= 0) {
-      return {shift_lanes_, 0, 0};
+  __aicore__ inline Products TakeProducts(const Pass& pass, int64_t round) {
+    const int64_t slice = pass.first_slice + round;
+    if (slice < 0 || slice >= pass.summed->slices) {
+      return {shift_lanes_, 0, 0, 0};
     }
-    return {stream_.Take(), begin, Smaller(stream_.SliceRows(), rows)};
+    const int64_t begin = slice * stream_.SliceRows();
+    const Chunk loaded = stream_.Take();
+    return {loaded.data, loaded.buffer, begin,
+            Smaller(stream_.SliceRows(), pass.summed->num_rows - begin)};
   }
 
-  // Whether the first row of the pass's products is looked at, which tells of all.
-  __aicore__ inline bool IsLookedAt() const {
-    const Share& share = stream_.Summed();
-    return share.mixes && HasKeys(share.step) && share.step.unit.num_rows > 0;
+  __aicore__ inline const RowState& TotalOf(const Share& share) const {
+    return totals_[share.step.band];
   }
 
   // Prepares the total for a step's products, stage by stage, in the intervals of ClosePass.
   __aicore__ inline void OpenTotal(int64_t stage, const Share& share) {
-    const int64_t rows = HasKeys(share.step) ? share.step.unit.num_rows : 0;
-    if (rows == 0 || tiling_->split != 0) {
-      return;
-    }
     const int64_t buffer = share.step.buffer;
-    if (!share.step.opens_unit) {
-      RescaleStage(stage, total_, max_[buffer], sum_[buffer], scratch_, rows, value_dim_);
+    if (!share.step.opens_band) {
+      RescaleStage(stage, TotalOf(share), max_[buffer], sum_[buffer], scratch_, share.num_rows,
+                   value_dim_);
     } else if (stage == 0) {
-      CopyLanes(total_, max_[buffer], sum_[buffer], rows);
+      CopyLanes(TotalOf(share), max_[buffer], sum_[buffer], share.num_rows);
     }
   }
 
-  __aicore__ inline void Fold(const Products& products) {
-    if (products.rows > 0 && products.begin == 0 && IsLookedAt()) {
-      finiteness_.Look(products.acc);
-    }
-    if (products.rows == 0 || tiling_->split != 0) {
+  __aicore__ inline void Fold(const Share& share, const Products& products) {
+    if (products.rows == 0) {
       return;
     }
-    const Float acc = total_.acc[products.begin * value_dim_];
-    if (stream_.Summed().step.opens_unit) {
+    if (products.begin == 0 && share.mixes) {
+      // The first row tells of all.
+      finiteness_.Look(products.acc);
+      is_looked_at_ = true;
+    }
+    if (tiling_->split != 0) {
+      return;
+    }
+    const Float acc = TotalOf(share).acc[products.begin * value_dim_];
+    if (share.step.opens_band) {
       AscendC::Adds(acc, products.acc, 0.0f, static_cast<int32_t>(products.rows * value_dim_));
     } else {
       AddScaledRows(acc, products.acc, scratch_.factor[products.begin * kGranule], products.rows,
@@ -382,20 +412,19 @@ class AttentionSoftmax {
     }
   }
 
-  // Lets go of products that are folded, and ends the unit with its last ones.
-  __aicore__ inline void Close(const Products& products) {
+  // Lets go of products that are folded, and ends the band with its last ones.
+  __aicore__ inline void Close(const Share& share, const Products& products) {
     if (products.rows == 0) {
       return;
     }
-    const Share& share = stream_.Summed();
     if (tiling_->split != 0) {
       StoreStates(share, products);
     }
-    stream_.Free(products.acc);
-    const bool are_last = products.begin + products.rows == share.step.unit.num_rows;
-    if (tiling_->split == 0 && share.step.closes_unit && are_last) {
+    stream_.Free(products.buffer);
+    const bool are_last = products.begin + products.rows == share.num_rows;
+    if (tiling_->split == 0 && share.step.closes_band && are_last) {
       Barrier();
-      row_output_.Finish(share.step.unit, total_, scratch_);
+      row_output_.Finish(share.step.unit, TotalOf(share), scratch_);
       written_rows_ = 0;
     }
   }
@@ -409,20 +438,18 @@ class AttentionSoftmax {
                         {max_[buffer][products.begin], sum_[buffer][products.begin], products.acc});
   }
 
-  // Writes the next rows of a unit that has ended in this pass.
-  __aicore__ inline void WriteRows() {
-    const Unit& unit = stream_.Summed().step.unit;
-    if (written_rows_ < unit.num_rows) {
-      row_output_.WriteRows(unit, total_, written_rows_);
-      written_rows_ += row_output_.RowsAtOnce();
-    }
+  // Writes the next rows of a band that has ended in this pass.
+  __aicore__ inline void WriteRows(const Pass& pass) {
+    row_output_.WriteRows(pass.summed->step.unit, TotalOf(*pass.summed), written_rows_);
+    written_rows_ += row_output_.RowsAtOnce();
   }
 
-  // Ends a unit without keys.
-  __aicore__ inline void WriteZeros(const Unit& unit) {
-    if (unit.num_rows > 0 && tiling_->split == 0) {
-      Clear(total_, unit.num_rows, value_dim_);
-      row_output_.Write(unit, total_, scratch_);
+  // Ends a band without keys.
+  __aicore__ inline void WriteZeros(const PieceStep& step) {
+    if (step.unit.num_rows > 0 && tiling_->split == 0) {
+      const RowState& total = totals_[step.band];
+      Clear(total, step.unit.num_rows, value_dim_);
+      row_output_.Write(step.unit, total, scratch_);
     }
   }
 
@@ -434,12 +461,20 @@ class AttentionSoftmax {
     return ReadTrouble(exchange_);
   }
 
-  static constexpr int64_t kNumLaneBuffers = 6 + 2 * kExchangeBuffers;
+  // Of the bands' totals, the scratch, the shift, and the steps in flight.
+  static constexpr int64_t kNumLaneBuffers = 2 * kMostBands + 4 + 2 * kExchangeBuffers;
+
+  // The slabs of a round's chunks that AddLastSlabs adds.
+  struct LastSlabs {
+    int64_t maxima;
+    int64_t sums;
+  };
 
   const AttentionTilingData* tiling_;
   int64_t value_dim_;
   int64_t most_rows_;  // of this core's share
   float late_scale_;
+  bool has_options_;  // that change scores before their maxima
   Sequences sequences_;
   Exchange<T> exchange_;
   ShareStream<T> stream_;
@@ -451,16 +486,20 @@ class AttentionSoftmax {
   AscendC::TQue<AscendC::TPosition::VECOUT, kPartBuffers> rows_out_;  // weights, and rows of output
   Float max_[kExchangeBuffers];  // of the pieces in flight, a lane per row
   Float sum_[kExchangeBuffers];
-  Float shift_lanes_;     // of the step that is weighed
-  Float scale_granule_;   // the late scale, over a granule
-  Float cap_granule_;     // -2 softcap, over a granule
-  ScoreChunk scored_;     // whose maxima are taken
-  ScoreChunk weighed_;    // on its way to weights
-  ScoreChunk summed_;     // that became weights, and isn't summed to the end
-  int64_t written_rows_;  // of the unit that has ended in this pass
+  Float shift_lanes_;    // of the step that is weighed
+  Float scale_granule_;  // the late scale, over a granule
+  Float cap_granule_;    // -2 softcap, over a granule
+  int64_t parity_;       // of the pass
+  ScoreChunk scored_;    // whose maxima are taken
+  bool scored_stays_;    // in UB, until they become weights
+  ScoreChunk weighed_;   // on its way to weights
+  ScoreChunk summed_;    // that became weights, and isn't summed to the end
+  LastSlabs last_slabs_;
+  bool is_looked_at_;     // in this round
+  int64_t written_rows_;  // of the band that has ended in this pass
   KeyFold<TakeLarger> maxima_;
   KeyFold<TakeSum> sums_;
   ScoreChunk kept_[2][kMostChunkBuffers];
-  RowState total_;
+  RowState totals_[kMostBands];
   RowScratch scratch_;
 };

@@ -4,8 +4,8 @@
 
 #include "kernel_operator.h"
 
-// `count` buffers, filled and used in the same order; `filled` goes from the filling to the using
-// pipe, `freed` back. They take the event ids from `first` on of both events.
+// `count` buffers, filled, used and freed in the same order; `filled` goes from the filling to the
+// using pipe, `freed` back. They take the event ids from `first` on of both events.
 template <AscendC::HardEvent filled, AscendC::HardEvent freed, int32_t first, int32_t count>
 class Ring {
  public:
@@ -16,31 +16,35 @@ class Ring {
     fill_ = 0;
     filled_ = 0;
     use_ = 0;
+    used_ = 0;
   }
 
   // The buffer that the filling pipe may write from here on. It may have begun several.
   __aicore__ inline int32_t Fill() {
     const int32_t buffer = fill_;
     AscendC::WaitFlag<freed>(first + buffer);
-    fill_ = (fill_ + 1) % count;
+    fill_ = After(buffer);
     return buffer;
   }
 
   // The first one that was begun is full.
   __aicore__ inline void Filled() {
     AscendC::SetFlag<filled>(first + filled_);
-    filled_ = (filled_ + 1) % count;
+    filled_ = After(filled_);
   }
 
-  // The buffer that the using pipe may read from here on.
+  // The next buffer, which the using pipe may read from here on. It may use several.
   __aicore__ inline int32_t Use() {
-    AscendC::WaitFlag<filled>(first + use_);
-    return use_;
+    const int32_t buffer = use_;
+    AscendC::WaitFlag<filled>(first + buffer);
+    use_ = After(buffer);
+    return buffer;
   }
 
+  // The first one in use is free.
   __aicore__ inline void Used() {
-    AscendC::SetFlag<freed>(first + use_);
-    use_ = (use_ + 1) % count;
+    AscendC::SetFlag<freed>(first + used_);
+    used_ = After(used_);
   }
 
   // Every set flag has its wait.
@@ -51,7 +55,12 @@ class Ring {
   }
 
  private:
+  static_assert((count & (count - 1)) == 0, "buffers are found by a mask");
+
+  __aicore__ static inline int32_t After(int32_t buffer) { return (buffer + 1) & (count - 1); }
+
   int32_t fill_;
   int32_t filled_;
   int32_t use_;
+  int32_t used_;
 };

@@ -15,16 +15,15 @@ constexpr int64_t kSlabKeys = 32;
 constexpr int64_t kSlabPair = 2 * kSlabKeys;  // chunks are whole pairs
 
 struct ScoreChunk {
-  Float scores;  // [keys][rows]
-  int64_t keys;  // a multiple of kSlabPair; 0: there is no chunk
-  int64_t rows;  // 16, 32 or 64
+  Float scores;    // [keys][rows]
+  int32_t buffer;  // that holds them
+  int64_t keys;    // a multiple of kSlabPair; 0: there is no chunk
+  int64_t rows;    // 16, 32 or 64
 };
 
 __aicore__ inline int32_t CountOf(const ScoreChunk& chunk) {
   return static_cast<int32_t>(chunk.keys * chunk.rows);
 }
-
-__aicore__ inline int64_t CountSlabs(const ScoreChunk& chunk) { return chunk.keys / kSlabKeys; }
 
 // scores[k][r] = value for all rows and the keys [first, last).
 __aicore__ inline void SetKeys(const ScoreChunk& chunk, int64_t first, int64_t last, float value) {
@@ -48,34 +47,49 @@ struct TakeSum {
   }
 };
 
-// Folds chunks of a piece over their keys. Between two calls lies a barrier, and whoever calls has
-// other work to do before it: a vector unit that waits for each result works half of the time.
+// Folds chunks of a piece over their keys, slab after slab. Between two calls lies a barrier, and
+// whoever calls has other work to do before it: a vector unit that waits for each result works half
+// of the time.
+//
+// A sum is always of slabs of 32 keys. A maximum is the same in every order, so its slabs are as
+// many lanes as there is room for.
 template <typename Take>
 class KeyFold {
  public:
-  // `lanes` has room for [kSlabKeys][rows].
+  // `lanes` has room for the lanes of a slab.
   __aicore__ inline void Init(const Float& lanes) { lanes_ = lanes; }
 
-  __aicore__ inline void Open(int64_t rows) {
+  // For chunks of `rows` rows, in slabs of `slab` lanes, at most half of a chunk.
+  __aicore__ inline void Open(int64_t rows, int64_t slab) {
     rows_ = rows;
+    slab_ = slab;
+    left_ = slab;
     is_empty_ = true;
+  }
+
+  __aicore__ inline int64_t CountSlabs(const ScoreChunk& chunk) const {
+    int64_t slabs = 0;
+    for (int64_t lane = 0; lane < chunk.keys * rows_; lane += slab_) {
+      ++slabs;
+    }
+    return slabs;
   }
 
   // Folds slab `i` of a chunk in. The first two slabs go together, with the second one.
   __aicore__ inline void AddSlab(const ScoreChunk& chunk, int64_t i) {
-    const int64_t slab = kSlabKeys * rows_;
     if (!is_empty_) {
-      Take::Apply(lanes_, lanes_, chunk.scores[i * slab], slab);
+      Take::Apply(lanes_, lanes_, chunk.scores[i * slab_], slab_);
     } else if (i == 1) {
-      Take::Apply(lanes_, chunk.scores, chunk.scores[slab], slab);
+      Take::Apply(lanes_, chunk.scores, chunk.scores[slab_], slab_);
       is_empty_ = false;
     }
   }
 
-  // Halves the keys that are left, `keys`; in the end the first lanes hold the result of each row.
-  __aicore__ inline void Halve(int64_t keys) {
-    const int64_t half = keys / 2 * rows_;
-    Take::Apply(lanes_, lanes_, lanes_[half], half);
+  // Halves what is left, down to a lane for each row.
+  __aicore__ inline bool IsFolded() const { return left_ <= rows_; }
+  __aicore__ inline void Halve() {
+    left_ /= 2;
+    Take::Apply(lanes_, lanes_, lanes_[left_], left_);
   }
 
   __aicore__ inline const Float& Lanes() const { return lanes_; }
@@ -83,6 +97,8 @@ class KeyFold {
  private:
   Float lanes_;
   int64_t rows_;
+  int64_t slab_;  // lanes
+  int64_t left_;  // lanes
   bool is_empty_;
 };
 
