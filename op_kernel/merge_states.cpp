@@ -160,6 +160,7 @@ class MergeStates {
                                              GM_ADDR lse_b, GM_ADDR out, GM_ADDR lse,     \
                                              GM_ADDR tiling) {                            \
     const MergeStatesTilingData data = *(__gm__ MergeStatesTilingData*)tiling;            \
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                       \
     AscendC::TPipe pipe;                                                                  \
     MergeStates<type> merge;                                                              \
     merge.Init(out_a, lse_a, out_b, lse_b, out, lse, data, &pipe);                        \

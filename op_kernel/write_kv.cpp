@@ -76,6 +76,7 @@ class WriteKv {
                                              GM_ADDR value_cache, GM_ADDR slot_mapping,     \
                                              GM_ADDR tiling) {                              \
     const WriteKvTilingData data = *(__gm__ WriteKvTilingData*)tiling;                      \
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                         \
     AscendC::TPipe pipe;                                                                    \
     WriteKv<type> write;                                                                    \
     write.Init(key, value, key_cache, value_cache, slot_mapping, data, &pipe);              \

@@ -81,7 +81,7 @@ class AttentionRun:
     kernel: str  # "vector" or "mixed"
     tiling: Any  # host.AttentionTilingData
     num_cores: int
-    result: Result
+    result: Any  # what `how` gave: a Result
 
 
 def attention(
@@ -104,6 +104,7 @@ def attention(
     folder: Path = OP_KERNEL,
     adjust: Callable[[Any], None] | None = None,
     wanted: str = "",
+    how: Callable[..., Any] = launch,
 ) -> AttentionRun:
     """Plan and launch the attention kernel on contiguous tensors; the caches may be permuted.
 
@@ -121,6 +122,8 @@ def attention(
         Changes the tiling after it was planned.
     wanted
         The kernel, "vector" or "mixed"; empty: the usual one.
+    how
+        What takes the kernel and its arguments: `launch` or `count` of harness.py.
     """
     num_tokens, num_heads, head_dim = query.shape
     head_dim_v = value_cache.shape[3]
@@ -149,7 +152,7 @@ def attention(
     if adjust is not None:
         adjust(plan.tiling)
     workspace = np.zeros(plan.workspace_bytes, dtype=np.uint8)
-    result = launch(
+    result = how(
         kernel(plan.kernel, f"{plan.stem}.cpp", folder),
         plan.num_cores,
         read(to_numpy(query), "query"),

@@ -165,6 +165,14 @@ void AddCore(Device& d, const Place& place) {
   runner.thread = std::thread(RunCore, std::ref(d), std::ref(runner));
 }
 
+// Where a core issued its first instruction to a pipe.
+Site FirstSite(const Core& core) {
+  for (const auto& sites : core.log) {
+    if (!sites.empty()) return sites.front();
+  }
+  return {"kernel", 0};
+}
+
 void CheckEnd(Core& core) {
   for (const auto& event : core.flags) {
     for (const Flag& flag : event) {
@@ -174,6 +182,11 @@ void CheckEnd(Core& core) {
     }
   }
   ReportUncleaned(core);
+  if (core.kernel_type < 0) {
+    Report(FirstSite(core), "kernel-type",
+           "the kernel states no type, and in a unit with several kernels nobody infers it: "
+           "KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY)");
+  }
 }
 
 int64_t BlockIndexOf(const Place& place) {

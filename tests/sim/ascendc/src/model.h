@@ -24,6 +24,7 @@ constexpr int64_t kMaxBuffers = 64;         // of one TPipe
 constexpr int64_t kMaxBuffersPerPlace = 8;  // queue buffers at one TPosition: one event id each
 constexpr int64_t kEventIds = 8;
 constexpr int64_t kFirstReservedEvent = 6;  // 6 and 7 belong to the toolchain
+constexpr int64_t kPipeEvents = 3;          // ids 0 to 2 of M_MTE1 are the TPipe's on a cube core
 constexpr int64_t kMaxPieces = 4095;        // blockCount
 constexpr int64_t kMaxPadPiece = 2097151;   // blockLen of DataCopyPad in bytes
 constexpr int64_t kMaxPiece = 65535;        // blockLen of DataCopy in blocks

@@ -153,10 +153,40 @@ void CheckReturned(const Buffer& buffer) {
 // ---- TPipe
 // ---------------------------------------------------------------------------------------
 
+namespace {
+
+// On a cube core a TPipe takes ids of M_MTE1 for matrix multiplications that it doesn't know of,
+// sets them, and waits for them in the end.
+void SetPipeEvents(Core& core, Site site) {
+  const int event = Index(HardEvent::M_MTE1);
+  for (int id = 0; id < kPipeEvents; ++id) {
+    core.taken[event] = static_cast<uint8_t>(core.taken[event] | (1 << id));
+    core.flags[event][id] = {true, Send(core, kM), site};
+  }
+}
+
+void AwaitPipeEvents(Core& core, Site site) {
+  const int event = Index(HardEvent::M_MTE1);
+  for (int id = 0; id < kPipeEvents; ++id) {
+    Flag& flag = core.flags[event][id];
+    if (!flag.set) {
+      Report(site, "event-wait",
+             "the TPipe ends with WaitFlag<M_MTE1>(%d), which it had set in the beginning and the "
+             "kernel hasn't set again: it waits for ever",
+             id);
+    }
+    flag.set = false;
+    ReturnId(core, HardEvent::M_MTE1, id);
+  }
+}
+
+}  // namespace
+
 void PipeInit(void* pipe, Site site) {
   Core& core = Self();
   if (core.pipe) Report(site, "pipe", "a second TPipe while the first one lives");
   core.pipe = pipe;
+  if (core.place.kind == Kind::kCube) SetPipeEvents(core, site);
 }
 
 void PipeReset(Site site) {
@@ -180,7 +210,11 @@ void PipeReset(Site site) {
 
 void PipeDestroy(Site site) {
   PipeReset(site);
-  Self().pipe = nullptr;
+  Core& core = Self();
+  core.pipe = nullptr;
+  if (core.place.kind == Kind::kCube && std::uncaught_exceptions() == 0) {
+    AwaitPipeEvents(core, site);
+  }
 }
 
 void* CurrentPipe() { return Self().pipe; }
@@ -423,6 +457,11 @@ void ReleaseEvent(HardEvent event, int64_t id, Site site) {
 
 namespace {
 
+bool IsPipeEvent(const Core& core, HardEvent event, int64_t id) {
+  return core.pipe && core.place.kind == Kind::kCube && event == HardEvent::M_MTE1 &&
+         id < kPipeEvents;
+}
+
 // Whether a kernel may use the id: one that it was given, or one below the reserved two that no
 // queue holds.
 bool MayUse(const Core& core, HardEvent event, int64_t id, const char* call, Site site) {
@@ -439,6 +478,7 @@ bool MayUse(const Core& core, HardEvent event, int64_t id, const char* call, Sit
   }
   const uint8_t bit = static_cast<uint8_t>(1 << id);
   if (core.user_taken[Index(event)] & bit) return true;
+  if (IsPipeEvent(core, event, id)) return true;
   if (core.taken[Index(event)] & bit) {
     Report(site, "event-id",
            "%s<%s>(%lld), which a queue holds; AllocEventID or FetchEventID gives a "
@@ -461,8 +501,9 @@ void SetFlag(HardEvent event, int64_t id, Site site) {
   ScalarWork(core, kIssueCycles);
   Flag& flag = core.flags[Index(event)][id];
   if (flag.set) {
-    Report(site, "event-twice", "SetFlag<%s>(%lld) again, with no WaitFlag since line %d",
-           NameOf(event), static_cast<long long>(id), flag.site.line);
+    Report(site, "event-twice", "SetFlag<%s>(%lld) again, with no WaitFlag since line %d%s",
+           NameOf(event), static_cast<long long>(id), flag.site.line,
+           IsPipeEvent(core, event, id) ? ": the TPipe of a cube core sets 0, 1 and 2" : "");
   }
   flag = {true, Send(core, SourceOf(event)), site};
 }
