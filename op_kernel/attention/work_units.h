@@ -103,25 +103,36 @@ class WorkUnits {
     sequence_ = -1;
     num_rows_ = 0;
     row_begin_ = 0;
-    head_ = 0;
     first_head_ = 0;
     end_head_ = 0;
-    piece_ = 0;
-    end_piece_ = 0;
+    pieces_ = 1;
+    at_ = -1;
+    num_units_ = 0;
   }
 
   // Finds this core's next unit. False: there is none.
   __aicore__ inline bool Next(Unit& unit) {
-    while (Advance()) {
-      if (skip_ == 0) {
-        skip_ = next_skip_;
-        Reverse();
-        Take(unit);
-        return true;
+    at_ += skip_ + 1;
+    while (at_ >= num_units_) {
+      at_ -= num_units_;
+      if (!OpenRows()) {
+        num_units_ = 0;
+        return false;
       }
-      --skip_;
     }
-    return false;
+    skip_ = next_skip_;
+    Reverse();
+    unit = unit_;
+    int64_t piece = at_;
+    for (unit.kv_head = first_head_; piece >= pieces_; ++unit.kv_head) {
+      piece -= pieces_;
+    }
+    if (tiling_->split != 0) {
+      unit.piece += piece;
+      unit.keys.first = Larger(unit_.keys.first, unit.piece * kPiece);
+      unit.keys.last = Smaller(unit_.keys.last, (unit.piece + 1) * kPiece);
+    }
+    return true;
   }
 
  private:
@@ -146,21 +157,22 @@ class WorkUnits {
     return (num_cores - units % num_cores) % num_cores;
   }
 
-  // Moves to the next unit of any core, in as few steps as there are: every core looks at all of
-  // them. Rows that see nothing are a unit too: it writes zeros.
-  __aicore__ inline bool Advance() {
-    if (++piece_ < end_piece_) {
-      return true;
+  // Moves to the next rows of the KV heads that take turns, whose units follow each other.
+  __aicore__ inline bool OpenRows() {
+    row_begin_ += tiling_->unit_rows;
+    if (row_begin_ >= num_rows_ && !OpenBundle()) {
+      return false;
     }
-    if (++head_ >= end_head_) {
-      row_begin_ += tiling_->unit_rows;
-      if (row_begin_ >= num_rows_ && !OpenBundle()) {
-        return false;
-      }
-      head_ = first_head_;
-      OpenPieces();
+    unit_.row_begin = row_begin_;
+    unit_.num_rows = Smaller(tiling_->unit_rows, num_rows_ - row_begin_);
+    unit_.keys = KeysOfUnit(*tiling_, unit_);
+    unit_.piece = unit_.keys.first / kPiece;
+    // Rows that see nothing are a unit too: it writes zeros.
+    pieces_ = 1;
+    if (tiling_->split != 0) {
+      pieces_ = Larger((unit_.keys.last + kPiece - 1) / kPiece - unit_.piece, 1);
     }
-    piece_ = first_piece_;
+    num_units_ = (end_head_ - first_head_) * pieces_;
     return true;
   }
 
@@ -183,32 +195,6 @@ class WorkUnits {
     return true;
   }
 
-  // The pieces of the rows, each of them a unit where the tiling splits.
-  __aicore__ inline void OpenPieces() {
-    unit_.row_begin = row_begin_;
-    unit_.num_rows = Smaller(tiling_->unit_rows, num_rows_ - row_begin_);
-    first_piece_ = 0;
-    end_piece_ = 0;
-    if (tiling_->split != 0) {
-      unit_.keys = KeysOfUnit(*tiling_, unit_);
-      first_piece_ = unit_.keys.first / kPiece;
-      end_piece_ = (unit_.keys.last + kPiece - 1) / kPiece;
-    }
-  }
-
-  __aicore__ inline void Take(Unit& unit) const {
-    unit = unit_;
-    unit.kv_head = head_;
-    if (tiling_->split != 0) {
-      unit.piece = piece_;
-      unit.keys.first = Larger(unit_.keys.first, piece_ * kPiece);
-      unit.keys.last = Smaller(unit_.keys.last, (piece_ + 1) * kPiece);
-    } else {
-      unit.keys = KeysOfUnit(*tiling_, unit);
-      unit.piece = unit.keys.first / kPiece;
-    }
-  }
-
   const AttentionTilingData* tiling_;
   const Sequences* sequences_;
   int64_t skip_;        // units of other cores before the next one
@@ -217,11 +203,10 @@ class WorkUnits {
   int64_t sequence_;
   int64_t num_rows_;  // of the sequence and a KV head
   int64_t row_begin_;
-  int64_t head_;
   int64_t first_head_;  // of those that take turns
   int64_t end_head_;
-  int64_t piece_;
-  int64_t first_piece_;
-  int64_t end_piece_;
+  int64_t pieces_;     // of these rows that are units of their own
+  int64_t num_units_;  // of these rows: all heads and pieces
+  int64_t at_;         // this core's unit among them
   Unit unit_;
 };

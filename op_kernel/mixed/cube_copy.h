@@ -35,6 +35,24 @@ __aicore__ inline void CopyTokensToL1(const AscendC::LocalTensor<T>& to,
   }
 }
 
+// Whether one copy takes many rows of fractals.
+__aicore__ inline bool RowsAreNear(int64_t width, int64_t stride) {
+  return stride >= width && kFractal * stride <= kWidestNdStride;
+}
+
+// Copies `matrices` of `rows` rows of `width` elements, all `stride` elements apart in GM, to a row of
+// fractals each.
+template <typename T>
+__aicore__ inline void CopyMatricesToL1(const AscendC::LocalTensor<T>& to,
+                                        const AscendC::GlobalTensor<T>& from, int64_t matrices,
+                                        int64_t rows, int64_t width, int64_t stride) {
+  const AscendC::Nd2NzParams params(
+      static_cast<uint16_t>(matrices), static_cast<uint16_t>(rows), static_cast<uint16_t>(width),
+      static_cast<uint16_t>(matrices > 1 ? kFractal * stride : 0), static_cast<uint16_t>(stride),
+      static_cast<uint16_t>(kFractal), 1, static_cast<uint16_t>(kFractal * width));
+  AscendC::DataCopy(to, from, params);
+}
+
 // Copies `count` rows of `width` elements, `stride` elements apart in GM, to those from `row` on of
 // a matrix that lies row of fractals by row.
 template <typename T>
@@ -42,25 +60,22 @@ __aicore__ inline void CopyRowsToL1(const AscendC::LocalTensor<T>& to, int64_t r
                                     const AscendC::GlobalTensor<T>& from, int64_t count,
                                     int64_t width, int64_t stride) {
   const bool together = stride >= width && stride <= kWidestNdStride;
-  const bool many_together = together && kFractal * stride <= kWidestNdStride;
-  for (int64_t done = 0; done < count;) {
+  int64_t done = 0;
+  if (RowsAreNear(width, stride) && row % kFractal == 0) {
+    // Whole rows of fractals at once.
+    const uint32_t fractals = static_cast<uint32_t>(count) / kFractal;
+    if (fractals > 0) {
+      CopyMatricesToL1(to[row * width], from, fractals, kFractal, width, stride);
+    }
+    done = fractals * kFractal;
+  }
+  while (done < count) {
     const int64_t at = row + done;
     const int64_t in_fractal = at & (kFractal - 1);
-    int64_t rows = Smaller(kFractal - in_fractal, count - done);
-    int64_t fractals = 1;
-    if (!together) {
-      rows = 1;
-    } else if (many_together && rows == kFractal) {
-      fractals = (count - done) / kFractal;
-    }
-    const AscendC::Nd2NzParams params(
-        static_cast<uint16_t>(fractals), static_cast<uint16_t>(rows), static_cast<uint16_t>(width),
-        static_cast<uint16_t>(fractals > 1 ? kFractal * stride : 0),
-        static_cast<uint16_t>(together ? stride : width), static_cast<uint16_t>(kFractal), 1,
-        static_cast<uint16_t>(kFractal * width));
-    AscendC::DataCopy(to[(at - in_fractal) * width + in_fractal * kFractal], from[done * stride],
-                      params);
-    done += fractals * rows;
+    const int64_t rows = together ? Smaller(kFractal - in_fractal, count - done) : 1;
+    CopyMatricesToL1(to[(at - in_fractal) * width + in_fractal * kFractal], from[done * stride], 1,
+                     rows, width, together ? stride : width);
+    done += rows;
   }
 }
 
@@ -100,15 +115,15 @@ __aicore__ inline void ZeroRowsInL1(const AscendC::LocalTensor<T>& to, int64_t f
 template <typename T>
 __aicore__ inline void CopyTileToL1(const AscendC::LocalTensor<T>& to,
                                     const AscendC::GlobalTensor<T>& cache,
-                                    const CacheLayout& layout, const BlockTables& tables,
-                                    const Unit& unit, int64_t begin, const Range& seen,
-                                    const Range& span) {
-  ZeroRowsOfFractal(to, 0, seen.first - span.first, layout.head_dim);
-  ZeroRowsOfFractal(to, seen.last - span.first, span.last - span.first, layout.head_dim);
+                                    const CacheLayout& layout, int64_t width,
+                                    const BlockTables& tables, const Unit& unit, int64_t begin,
+                                    const Range& seen, const Range& span) {
+  ZeroRowsOfFractal(to, 0, seen.first - span.first, width);
+  ZeroRowsOfFractal(to, seen.last - span.first, span.last - span.first, width);
   for (int64_t k = seen.first; k < seen.last;) {
     const BlockTables::Run run = tables.RunFrom(layout, unit.index, unit.kv_head, begin + k);
     const int64_t count = Smaller(run.count, seen.last - k);
-    CopyRowsToL1(to, k - span.first, cache[run.at], count, layout.head_dim, layout.token_stride);
+    CopyRowsToL1(to, k - span.first, cache[run.at], count, width, layout.token_stride);
     k += count;
   }
 }

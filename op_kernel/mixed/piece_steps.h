@@ -39,33 +39,6 @@ struct PieceStep {
   bool shares_piece;  // the unit has several bands
 };
 
-// Steps that have begun and not ended, at most kAhead, the oldest first.
-class StepsInFlight {
- public:
-  __aicore__ inline void Clear() {
-    first_ = 0;
-    count_ = 0;
-  }
-  __aicore__ inline bool IsFull() const { return count_ == kAhead; }
-  __aicore__ inline bool IsEmpty() const { return count_ == 0; }
-  __aicore__ inline void Add(const PieceStep& step) {
-    steps_[(first_ + count_) % kAhead] = step;
-    ++count_;
-  }
-  __aicore__ inline const PieceStep& Oldest() const { return steps_[first_]; }
-  __aicore__ inline void DropOldest() {
-    first_ = (first_ + 1) % kAhead;
-    --count_;
-  }
-
- private:
-  static_assert((kAhead & (kAhead - 1)) == 0, "places are found by a mask");
-
-  PieceStep steps_[kAhead];
-  uint32_t first_;
-  uint32_t count_;
-};
-
 class PieceSteps {
  public:
   // Steps with keys so far decide the buffer, so a second walk goes on where the first one ended.

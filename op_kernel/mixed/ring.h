@@ -4,8 +4,9 @@
 
 #include "kernel_operator.h"
 
-// `count` buffers, filled, used and freed in the same order; `filled` goes from the filling to the
-// using pipe, `freed` back. They take the event ids from `first` on of both events.
+// `count` buffers, filled in turn; `filled` goes from the filling to the using pipe, `freed` back.
+// They take the event ids from `first` on of both events. Who began a buffer knows its number until
+// it is used.
 template <AscendC::HardEvent filled, AscendC::HardEvent freed, int32_t first, int32_t count>
 class Ring {
  public:
@@ -13,42 +14,33 @@ class Ring {
     for (int32_t i = 0; i < count; ++i) {
       AscendC::SetFlag<freed>(first + i);
     }
-    fill_ = 0;
-    filled_ = 0;
-    use_ = 0;
-    used_ = 0;
+    next_ = 0;
   }
 
-  // The buffer that the filling pipe may write from here on. It may have begun several.
-  __aicore__ inline int32_t Fill() {
-    const int32_t buffer = fill_;
-    AscendC::WaitFlag<freed>(first + buffer);
-    fill_ = After(buffer);
+  // The next buffer, which the filling pipe may write from here on.
+  __aicore__ inline uint32_t Begin() {
+    const uint32_t buffer = next_;
+    next_ = (buffer + 1) & (count - 1);
+    AscendC::WaitFlag<freed>(first + static_cast<int32_t>(buffer));
     return buffer;
   }
 
-  // The first one that was begun is full.
-  __aicore__ inline void Filled() {
-    AscendC::SetFlag<filled>(first + filled_);
-    filled_ = After(filled_);
+  // What the filling pipe has done so far is all of it.
+  __aicore__ inline void Filled(uint32_t buffer) const {
+    AscendC::SetFlag<filled>(first + static_cast<int32_t>(buffer));
   }
 
-  // The next buffer, which the using pipe may read from here on. It may use several.
-  __aicore__ inline int32_t Use() {
-    const int32_t buffer = use_;
-    AscendC::WaitFlag<filled>(first + buffer);
-    use_ = After(buffer);
-    return buffer;
+  // The using pipe may read it from here on.
+  __aicore__ inline void Use(uint32_t buffer) const {
+    AscendC::WaitFlag<filled>(first + static_cast<int32_t>(buffer));
   }
 
-  // The first one in use is free.
-  __aicore__ inline void Used() {
-    AscendC::SetFlag<freed>(first + used_);
-    used_ = After(used_);
+  __aicore__ inline void Used(uint32_t buffer) const {
+    AscendC::SetFlag<freed>(first + static_cast<int32_t>(buffer));
   }
 
   // Every set flag has its wait.
-  __aicore__ inline void Close() {
+  __aicore__ inline void Close() const {
     for (int32_t i = 0; i < count; ++i) {
       AscendC::WaitFlag<freed>(first + i);
     }
@@ -57,10 +49,5 @@ class Ring {
  private:
   static_assert((count & (count - 1)) == 0, "buffers are found by a mask");
 
-  __aicore__ static inline int32_t After(int32_t buffer) { return (buffer + 1) & (count - 1); }
-
-  int32_t fill_;
-  int32_t filled_;
-  int32_t use_;
-  int32_t used_;
+  uint32_t next_;
 };
