@@ -34,16 +34,11 @@ constexpr int64_t kMostChunkBuffers = 7;
 
 // Weights, or values of output rows, that leave it at a time, through two buffers: at least a chunk
 // with a granule between its columns of 16 rows.
-constexpr int64_t kPartScores = kChunkScores + 64;
+constexpr int64_t kPartScores = kChunkScores + 48;
 constexpr int64_t kPartBuffers = 2;
 
-// Two operands of a vector instruction that are equal modulo 512 bytes come from one bank of the
-// unified buffer, one after the other. Floats by which those are put apart that meet in every
-// chunk.
-constexpr int64_t kOtherBank = 64;
-
-// Scores that the maxima are folded to before their keys are folded.
-constexpr int64_t kMaximaLanes = 1024;
+// Scores that the maxima are folded to before their keys are folded: half a chunk.
+constexpr int64_t kMaximaLanes = kChunkScores / 2;
 
 // What the cores of a group hand each other begins at multiples of so many bytes, the lines of L2.
 constexpr int64_t kExchangeLine = 512;

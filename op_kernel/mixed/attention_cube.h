@@ -98,9 +98,7 @@ class CubeHalf {
   }
 
   // What the compiler may know.
-  __aicore__ inline int64_t KeyDim() const {
-    return kWidth != 0 ? kWidth : tiling_->key.head_dim;
-  }
+  __aicore__ inline int64_t KeyDim() const { return kWidth != 0 ? kWidth : tiling_->key.head_dim; }
   __aicore__ inline int64_t ValueDim() const {
     return kWidth != 0 ? kWidth : tiling_->value.head_dim;
   }
@@ -226,14 +224,8 @@ class CubeHalf {
     const int64_t end = begin + size;
     const bool is_whole = step.span.first <= begin && end <= step.span.last &&
                           step.unit_seen.first <= begin && end <= step.unit_seen.last;
-    Tile tile = {begin,
-                 0,
-                 static_cast<uint32_t>(size),
-                 {0, size},
-                 {0, size},
-                 is_whole,
-                 begin <= step.span.first,
-                 end >= step.span.last};
+    Tile tile = {begin,     0,        static_cast<uint32_t>(size), {0, size},
+                 {0, size}, is_whole, begin <= step.span.first,    end >= step.span.last};
     if (!is_whole) {
       const Range span = Within(step.span, begin, size);
       tile.first = static_cast<uint32_t>(span.first);
@@ -304,8 +296,8 @@ class CubeHalf {
       }
     }
     if (tile.is_whole) {
-      const BlockTables::Run run = tables_.RunFrom(layout, step.unit.index, step.unit.kv_head,
-                                                   step.begin + tile.begin);
+      const BlockTables::Run run =
+          tables_.RunFrom(layout, step.unit.index, step.unit.kv_head, step.begin + tile.begin);
       if (run.count >= TileKeys() && RowsAreNear(width, layout.token_stride)) {
         CopyMatricesToL1(to, cache[run.at], TileKeys() / kFractal, kFractal, width,
                          layout.token_stride);
@@ -429,9 +421,9 @@ class CubeHalf {
     for (uint32_t row = 0, half = 0; row < rows; ++half) {
       sums.Use(half);
       const uint32_t left = stored - row;
-      const AscendC::FixpipeParamsV220 params(
-          static_cast<uint16_t>(width), static_cast<uint16_t>(pitch < left ? pitch : left),
-          static_cast<uint16_t>(pitch), width, false);
+      const AscendC::FixpipeParamsV220 params(static_cast<uint16_t>(width),
+                                              static_cast<uint16_t>(pitch < left ? pitch : left),
+                                              static_cast<uint16_t>(pitch), width, false);
       AscendC::Fixpipe<float, float, AscendC::CFG_ROW_MAJOR>(to[row * width], sums.Half(half),
                                                              params);
       sums.Used(half);

@@ -21,6 +21,7 @@
 #include "mixed/alibi.h"
 #include "mixed/exchange.h"
 #include "mixed/hide_scores.h"
+#include "mixed/part_ring.h"
 #include "mixed/piece_steps.h"
 #include "mixed/score_chunk.h"
 #include "mixed/share_stream.h"
@@ -54,6 +55,7 @@ class AttentionSoftmax {
   }
 
   __aicore__ inline void Process() {
+    rows_out_.Open();
     Walk(false);
     if (MayMixVisibility(*tiling_) && TellsTrouble()) {
       Walk(true);
@@ -64,40 +66,44 @@ class AttentionSoftmax {
       piece_states_.Combine(sequences_, AscendC::GetBlockIdx(), 2 * AscendC::GetBlockNum(),
                             row_output_, totals_[0], scratch_);
     }
+    rows_out_.Close();
   }
 
  private:
   // op_host's UB budget counts these buffers and those of the members: attention_tiling.cpp,
-  // softmax_ub_bytes. The chunks that come in begin at even multiples of 256 bytes, what they are
-  // folded into at odd ones.
+  // softmax_ub_bytes. Two operands of an instruction that are equal modulo 512 bytes come from one
+  // bank, one after the other: chunks begin at even multiples of 256 bytes, and what meets them in
+  // every round at odd ones.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
-    const int64_t sum_lanes = kSlabKeys * most_rows_;
-    const Float folds = NewBuffer<float>(pipe, kOtherBank + kMaximaLanes + sum_lanes);
-    maxima_.Init(folds[kOtherBank]);
-    sums_.Init(folds[kOtherBank + kMaximaLanes]);
+    shift_lanes_ = NewBuffer<float>(pipe, kRepeatLanes);
+    maxima_.Init(NewBuffer<float>(pipe, kMaximaLanes));
+    sums_.Init(NewBuffer<float>(pipe, kSlabKeys * most_rows_));
     const int64_t bands = tiling_->unit_rows > tiling_->max_rows ? kMostBands : 1;
-    const Float lanes = NewBuffer<float>(pipe, kNumLaneBuffers * kRepeatLanes);
     for (int64_t i = 0; i < bands; ++i) {
-      totals_[i] = {lanes[2 * i * kRepeatLanes], lanes[(2 * i + 1) * kRepeatLanes],
-                    NewBuffer<float>(pipe, most_rows_ * value_dim_)};
+      totals_[i].acc = NewBuffer<float>(pipe, most_rows_ * value_dim_);
     }
-    scratch_ = {lanes[4 * kRepeatLanes], lanes[5 * kRepeatLanes], lanes[6 * kRepeatLanes],
+    lanes_ = NewBuffer<float>(pipe, kNumLaneBuffers * kRepeatLanes);
+    for (int64_t i = 0; i < kMostBands; ++i) {
+      totals_[i].max = lanes_[2 * i * kRepeatLanes];
+      totals_[i].sum = lanes_[(2 * i + 1) * kRepeatLanes];
+    }
+    scratch_ = {lanes_[4 * kRepeatLanes], lanes_[5 * kRepeatLanes], lanes_[6 * kRepeatLanes],
                 NewBuffer<float>(pipe, kRepeatLanes * kGranule)};
-    shift_lanes_ = lanes[7 * kRepeatLanes];
     for (int64_t i = 0; i < kExchangeBuffers; ++i) {
-      max_[i] = lanes[(8 + 2 * i) * kRepeatLanes];
-      sum_[i] = lanes[(9 + 2 * i) * kRepeatLanes];
+      max_[i] = lanes_[(7 + 2 * i) * kRepeatLanes];
+      sum_[i] = lanes_[(8 + 2 * i) * kRepeatLanes];
     }
     scale_granule_ = NewBuffer<float>(pipe, 2 * kGranule);
     cap_granule_ = scale_granule_[kGranule];
-    pipe->InitBuffer(rows_out_, kPartBuffers, tiling_->part_elements * sizeof(T));
+    rows_out_.Init(pipe, tiling_->part_elements);
   }
 
   // Lanes beyond a share's rows are computed along and must hold numbers.
   __aicore__ inline void FillConstants() {
     AscendC::Duplicate(scale_granule_, late_scale_, kGranule);
     AscendC::Duplicate(cap_granule_, -2.0f * tiling_->softcap, kGranule);
-    AscendC::Duplicate(totals_[0].max, 0.0f, static_cast<int32_t>(kNumLaneBuffers * kRepeatLanes));
+    AscendC::Duplicate(shift_lanes_, 0.0f, kRepeatLanes);
+    AscendC::Duplicate(lanes_, 0.0f, static_cast<int32_t>(kNumLaneBuffers * kRepeatLanes));
     Barrier();
   }
 
@@ -110,38 +116,28 @@ class AttentionSoftmax {
   }
 
   __aicore__ inline void RunPass(const Pass& pass) {
-    OpenPass(pass);
-    for (int64_t i = 0; i < pass.rounds; ++i) {
-      RunRound(pass, i);
-    }
-    Barrier();
-    AddLastSlabs();
-    while (written_rows_ < pass.summed->num_rows) {
-      WriteRows(pass);
-    }
-    if (pass.weighed->step.has_keys) {
-      AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_MTE3>(kWeightsReady);
-    }
-    if (!pass.summed->step.has_keys) {
-      WriteZeros(pass.summed->step);
-    }
-    ClosePass(pass, stream_.NextSummed());
-  }
-
-  __aicore__ inline void OpenPass(const Pass& pass) {
     const Share& scored = *pass.scored;
+    const Share& weighed = *pass.weighed;
+    const Share& summed = *pass.summed;
     parity_ = stream_.PassNumber() & 1;
     if (tiling_->has_alibi_slopes != 0 && scored.chunks > 0) {
       AlibiOf(1).Open(scored.step.unit, scored.rows, scored.step.begin);
     }
-    maxima_.Open(scored.rows, Smaller(kMaximaLanes, kSlabKeys * scored.rows));
-    sums_.Open(pass.weighed->rows, kSlabKeys * pass.weighed->rows);
-    summed_ = Nothing();
-    scored_ = Nothing();
+    maxima_.Open(static_cast<uint32_t>(scored.rows), scored.maxima_slab);
+    sums_.Open(static_cast<uint32_t>(weighed.rows),
+               static_cast<uint32_t>(kSlabKeys * weighed.rows));
     written_rows_ = kRepeatLanes;  // there are none yet
-    is_looked_at_ = false;
-    weighed_ = TakeWeighed(pass, 0);
-    Shift(weighed_);
+    RunRounds(pass);
+    while (written_rows_ < summed.num_rows) {
+      WriteRows(summed);
+    }
+    if (weighed.step.has_keys) {
+      AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_MTE3>(kWeightsReady);
+    }
+    if (!summed.step.has_keys) {
+      WriteZeros(summed.step);
+    }
+    ClosePass(scored, weighed, stream_.NextSummed());
   }
 
   // ---- scores become weights
@@ -149,143 +145,160 @@ class AttentionSoftmax {
   // A round is dealt to two intervals between barriers. What an interval works on doesn't depend on
   // what else it does, so the vector unit waits for results twice in a round. The first interval
   // ends the round before; the second one begins with what has come in since.
-  __aicore__ inline void RunRound(const Pass& pass, int64_t round) {
-    Barrier();
-    if (weighed_.keys > 0) {
-      AscendC::Exp(weighed_.scores, weighed_.scores, CountOf(weighed_));
-    }
-    AddLastSlabs();
-    if (written_rows_ < pass.summed->num_rows) {
-      WriteRows(pass);
-    }
-    Barrier();
-    TakeScored(pass, pass.last_chunk - round);
-    const ScoreChunk next = TakeWeighed(pass, round + 1);
-    const Products products = TakeProducts(pass, round);
-    if (weighed_.keys > 0) {
-      StoreWeights(*pass.weighed, round);
-    }
-    const int64_t maxima = scored_.keys > 0 ? maxima_.CountSlabs(scored_) - 1 : 0;
-    const int64_t sums = weighed_.keys > 0 ? sums_.CountSlabs(weighed_) - 1 : 0;
-    AddInnerSlabs(0, maxima, sums);
-    Shift(next);
-    Fold(*pass.summed, products);
-    for (int64_t i = 1; i < Larger(maxima, sums); ++i) {
+  //
+  // A round has a chunk whose maxima are taken, one on its way to weights, and one that became
+  // weights in the round before and isn't summed to the end: buffers, or kNothing.
+  __aicore__ inline void RunRounds(const Pass& pass) {
+    int32_t scored = kNothing;
+    int32_t summed = kNothing;
+    int32_t weighed = TakeWeighed(pass, 0);
+    bool scored_stays = false;
+    Shift(weighed);
+    for (int64_t round = 0; round < pass.rounds; ++round) {
       Barrier();
-      AddInnerSlabs(i, maxima, sums);
+      if (weighed != kNothing) {
+        ExpScores(stream_.In(weighed), stream_.Held(weighed).lanes);
+      }
+      AddLastSlabs(scored, scored_stays, summed);
+      if (written_rows_ < pass.summed->num_rows) {
+        WriteRows(*pass.summed);
+      }
+      Barrier();
+      const int64_t chunk = pass.last_chunk - round;
+      scored = TakeScored(pass, chunk);
+      scored_stays = chunk < stream_.Kept();
+      const int32_t next = TakeWeighed(pass, round + 1);
+      const int64_t slice = pass.first_slice + round;
+      const bool has_products = 0 <= slice && slice < pass.summed->slices;
+      const int32_t products = has_products ? stream_.Take() : kNothing;
+      bool has_inner = false;
+      if (weighed != kNothing) {
+        StoreWeights(*pass.weighed, weighed);
+        has_inner = sums_.AddFirst(stream_.In(weighed), stream_.Held(weighed).lanes);
+      }
+      if (scored != kNothing) {
+        has_inner = maxima_.AddFirst(stream_.In(scored), stream_.Held(scored).lanes) || has_inner;
+      }
+      Shift(next);
+      if (has_products) {
+        Fold(*pass.summed, slice * stream_.SliceRows(), products);
+      }
+      if (has_inner) {
+        AddInnerSlabs(scored, weighed);
+      }
+      if (has_products) {
+        Close(*pass.summed, slice * stream_.SliceRows(), products);
+      }
+      summed = weighed;
+      weighed = next;
     }
-    Close(*pass.summed, products);
-    last_slabs_ = {maxima, sums};
-    summed_ = weighed_;
-    weighed_ = next;
+    Barrier();
+    AddLastSlabs(scored, scored_stays, summed);
   }
-
-  __aicore__ inline ScoreChunk Nothing() const { return {shift_lanes_, 0, 0, 0}; }
 
   // The scores of a round for the maxima.
-  __aicore__ inline void TakeScored(const Pass& pass, int64_t index) {
-    scored_ = Nothing();
+  __aicore__ inline int32_t TakeScored(const Pass& pass, int64_t index) {
     if (index < 0 || index >= pass.scored->chunks) {
-      return;
+      return kNothing;
     }
-    scored_ = TakeScores(*pass.scored, index, AlibiOf(1));
-    scored_stays_ = index < stream_.Kept();
-    if (scored_stays_) {
-      KeptOf(1, index) = scored_;
-    }
-  }
-
-  // The scores that become weights in a round.
-  __aicore__ inline ScoreChunk TakeWeighed(const Pass& pass, int64_t round) {
-    if (round >= pass.weighed->chunks) {
-      return Nothing();
-    }
-    return round < stream_.Kept() ? KeptOf(0, round) : TakeScores(*pass.weighed, round, AlibiOf(0));
-  }
-
-  // The loaded scores of a chunk with all options, -inf where a row doesn't see a key.
-  __aicore__ inline ScoreChunk TakeScores(const Share& share, int64_t index, Alibi& alibi) {
-    const ChunkKeys chunk = ChunkAt(share, index);
-    const Chunk loaded = stream_.Take();
-    const ScoreChunk taken = {loaded.data, loaded.buffer, chunk.last - chunk.first, share.rows};
-    if (has_options_) {
-      ApplyOptions(taken, chunk, alibi);
-    }
-    if (chunk.first < share.seen_by_all.first || share.seen_by_all.last < chunk.last) {
-      HideScores(*tiling_, share.step.unit, taken, share.step.begin + chunk.first);
+    const int32_t taken = TakeScores(*pass.scored, 1);
+    if (index < stream_.Kept()) {
+      KeptOf(1, index) = taken;
     }
     return taken;
   }
 
-  __aicore__ inline void Shift(const ScoreChunk& chunk) {
-    if (chunk.keys > 0) {
-      ShiftScores(chunk, scale_granule_, shift_lanes_);
+  // The scores that become weights in a round.
+  __aicore__ inline int32_t TakeWeighed(const Pass& pass, int64_t round) {
+    if (round >= pass.weighed->chunks) {
+      return kNothing;
+    }
+    return round < stream_.Kept() ? KeptOf(0, round) : TakeScores(*pass.weighed, 0);
+  }
+
+  // The loaded scores of a chunk with all options, -inf where a row doesn't see a key: of the step
+  // that is weighed (0), or of the one after it (1).
+  __aicore__ inline int32_t TakeScores(const Share& share, int64_t ahead) {
+    const int32_t taken = stream_.Take();
+    const HeldChunk& held = stream_.Held(taken);
+    if (has_options_) {
+      ApplyOptions({stream_.In(taken), held.keys, share.rows}, held, AlibiOf(ahead));
+    }
+    if (held.hides) {
+      HideScores(*tiling_, share.seen, {stream_.In(taken), held.keys, share.rows}, held.first);
+    }
+    return taken;
+  }
+
+  __aicore__ inline void Shift(int32_t buffer) {
+    if (buffer != kNothing) {
+      ShiftScores(stream_.In(buffer), stream_.Held(buffer).lanes, scale_granule_, shift_lanes_);
     }
   }
 
-  // All but the last ones, which AddLastSlabs adds.
-  __aicore__ inline void AddInnerSlabs(int64_t i, int64_t maxima, int64_t sums) {
-    if (i < maxima) {
-      maxima_.AddSlab(scored_, i);
-    }
-    if (i < sums) {
-      sums_.AddSlab(weighed_, i);
-    }
-  }
-
-  // Ends the round before this one: its chunks are used up, but for scores that stay.
-  __aicore__ inline void AddLastSlabs() {
-    if (summed_.keys > 0) {
-      sums_.AddSlab(summed_, last_slabs_.sums);
-      stream_.Free(summed_.buffer);
-    }
-    if (scored_.keys > 0) {
-      maxima_.AddSlab(scored_, last_slabs_.maxima);
-      if (!scored_stays_) {
-        stream_.Free(scored_.buffer);
+  // All but the first and the last slabs of a round's chunks.
+  __aicore__ inline void AddInnerSlabs(int32_t scored, int32_t weighed) {
+    bool has_maximum = scored != kNothing && maxima_.HasInner();
+    bool has_sum = weighed != kNothing && sums_.HasInner();
+    while (has_maximum || has_sum) {
+      Barrier();
+      if (has_maximum) {
+        has_maximum = maxima_.AddInner(stream_.In(scored));
+      }
+      if (has_sum) {
+        has_sum = sums_.AddInner(stream_.In(weighed));
       }
     }
-    if (is_looked_at_) {
-      finiteness_.Keep();
-      is_looked_at_ = false;
+  }
+
+  // Ends the round before this one: its chunks are used up, but for scores that stay in UB until
+  // they become weights.
+  __aicore__ inline void AddLastSlabs(int32_t scored, bool scored_stays, int32_t summed) {
+    if (summed != kNothing) {
+      sums_.AddLast(stream_.In(summed));
+      stream_.Free(summed);
+    }
+    if (scored != kNothing) {
+      maxima_.AddLast(stream_.In(scored));
+      if (!scored_stays) {
+        stream_.Free(scored);
+      }
     }
   }
 
   // Writes the weights of the chunk that a round has weighed, in columns of 16 rows: a repeat casts
   // the rows of a key, each 16 of them into a column, with a granule between two columns so that
   // they don't come from one bank.
-  __aicore__ inline void StoreWeights(const Share& share, int64_t round) {
-    const ChunkKeys chunk = ChunkAt(share, round);
-    const int64_t first = chunk.span.first;
-    const int64_t keys = chunk.span.last - first;
-    const int64_t columns = share.rows / kFractal;
-    const int64_t pitch = columns > 1 ? keys + 1 : keys;  // granules of a column
-    const Float from = weighed_.scores[first * share.rows];
-    AscendC::LocalTensor<T> weights = rows_out_.template AllocTensor<T>();
-    if (columns > 1) {
-      AscendC::Cast(weights, from, AscendC::RoundMode::CAST_RINT, static_cast<uint64_t>(share.rows),
+  __aicore__ inline void StoreWeights(const Share& share, int32_t buffer) {
+    const HeldChunk& chunk = stream_.Held(buffer);
+    const uint32_t first = static_cast<uint32_t>(chunk.span_first);
+    const uint32_t keys = static_cast<uint32_t>(chunk.span_last) - first;
+    const uint32_t rows = static_cast<uint32_t>(share.rows);
+    const uint32_t pitch = rows > kFractal ? keys + 1 : keys;  // granules of a column
+    const Float from = stream_.In(buffer)[first * rows];
+    const AscendC::LocalTensor<T> weights = rows_out_.template AllocTensor<T>();
+    if (rows > kFractal) {
+      AscendC::Cast(weights, from, AscendC::RoundMode::CAST_RINT, static_cast<uint64_t>(rows),
                     static_cast<uint8_t>(keys),
                     AscendC::UnaryRepeatParams(static_cast<uint16_t>(pitch), 1, 1,
-                                               static_cast<uint8_t>(share.rows / kGranule)));
+                                               static_cast<uint8_t>(rows / kGranule)));
     } else {
-      AscendC::Cast(weights, from, AscendC::RoundMode::CAST_RINT,
-                    static_cast<uint32_t>(keys * kFractal));
+      AscendC::Cast(weights, from, AscendC::RoundMode::CAST_RINT, keys * kFractal);
     }
     rows_out_.EnQue(weights);
-    weights = rows_out_.template DeQue<T>();
     const AscendC::DataCopyParams params(
-        static_cast<uint16_t>(columns), static_cast<uint16_t>(keys),
+        static_cast<uint16_t>(rows / kFractal), static_cast<uint16_t>(keys),
         static_cast<uint16_t>(pitch - keys), static_cast<uint16_t>(tiling_->exchange_keys - keys));
     const AscendC::GlobalTensor<T> to = exchange_.Weights(share.step.buffer, share.first_row);
-    AscendC::DataCopy(to[(chunk.first + first) * kFractal], weights, params);
+    AscendC::DataCopy(to[(chunk.first + chunk.span_first) * kFractal],
+                      rows_out_.template DeQue<T>(), params);
     rows_out_.FreeTensor(weights);
   }
 
   // Ends a pass: the maxima over all keys of a step, the sums over those of the one before; and
   // prepares the total for the products of the next pass.
-  __aicore__ inline void ClosePass(const Pass& pass, const Share& next_summed) {
-    const Share& scored = *pass.scored;
-    const Share& weighed = *pass.weighed;
+  __aicore__ inline void ClosePass(const Share& scored, const Share& weighed,
+                                   const Share& next_summed) {
     const bool has_maxima = scored.chunks > 0;
     const bool has_sums = weighed.chunks > 0;
     const bool has_total = next_summed.num_rows > 0 && tiling_->split == 0;
@@ -331,7 +344,7 @@ class AttentionSoftmax {
   }
 
   // What belongs to the step that is weighed (0) and to the one after it (1).
-  __aicore__ inline ScoreChunk& KeptOf(int64_t ahead, int64_t index) {
+  __aicore__ inline int32_t& KeptOf(int64_t ahead, int64_t index) {
     return kept_[parity_ ^ ahead][index];
   }
   __aicore__ inline Alibi& AlibiOf(int64_t ahead) { return alibi_[parity_ ^ ahead]; }
@@ -339,10 +352,10 @@ class AttentionSoftmax {
   // ---- options
 
   // What lies beside the span is computed along and must hold numbers.
-  __aicore__ inline void ApplyOptions(const ScoreChunk& taken, const ChunkKeys& chunk,
+  __aicore__ inline void ApplyOptions(const ScoreChunk& taken, const HeldChunk& held,
                                       Alibi& alibi) {
-    SetKeys(taken, 0, chunk.span.first, 0.0f);
-    SetKeys(taken, chunk.span.last, taken.keys, 0.0f);
+    SetKeys(taken, 0, held.span_first, 0.0f);
+    SetKeys(taken, held.span_last, taken.keys, 0.0f);
     Barrier();
     AscendC::Muls(taken.scores, taken.scores, tiling_->scale, CountOf(taken));
     Barrier();
@@ -350,31 +363,11 @@ class AttentionSoftmax {
       CapScores(taken.scores, CountOf(taken), cap_granule_, tiling_->softcap);
     }
     if (tiling_->has_alibi_slopes != 0) {
-      alibi.Add(taken, chunk.first);
+      alibi.Add(taken, held.first);
     }
   }
 
   // ---- products become output
-
-  // Rows [begin, begin + rows) of a step's products.
-  struct Products {
-    Float acc;
-    int32_t buffer;
-    int64_t begin;
-    int64_t rows;  // 0: there are none
-  };
-
-  // The products that are folded in a round.
-  __aicore__ inline Products TakeProducts(const Pass& pass, int64_t round) {
-    const int64_t slice = pass.first_slice + round;
-    if (slice < 0 || slice >= pass.summed->slices) {
-      return {shift_lanes_, 0, 0, 0};
-    }
-    const int64_t begin = slice * stream_.SliceRows();
-    const Chunk loaded = stream_.Take();
-    return {loaded.data, loaded.buffer, begin,
-            Smaller(stream_.SliceRows(), pass.summed->num_rows - begin)};
-  }
 
   __aicore__ inline const RowState& TotalOf(const Share& share) const {
     return totals_[share.step.band];
@@ -391,37 +384,32 @@ class AttentionSoftmax {
     }
   }
 
-  __aicore__ inline void Fold(const Share& share, const Products& products) {
-    if (products.rows == 0) {
-      return;
-    }
-    if (products.begin == 0 && share.mixes) {
+  // Folds the rows of products in a buffer, from `begin` on of the share's.
+  __aicore__ inline void Fold(const Share& share, int64_t begin, int32_t buffer) {
+    const Float products = stream_.In(buffer);
+    if (begin == 0 && share.mixes) {
       // The first row tells of all.
-      finiteness_.Look(products.acc);
-      is_looked_at_ = true;
+      finiteness_.Look(products);
     }
     if (tiling_->split != 0) {
       return;
     }
-    const Float acc = TotalOf(share).acc[products.begin * value_dim_];
+    const int64_t rows = Smaller(stream_.SliceRows(), share.num_rows - begin);
+    const Float acc = TotalOf(share).acc[begin * value_dim_];
     if (share.step.opens_band) {
-      AscendC::Adds(acc, products.acc, 0.0f, static_cast<int32_t>(products.rows * value_dim_));
+      AscendC::Adds(acc, products, 0.0f, static_cast<int32_t>(rows * value_dim_));
     } else {
-      AddScaledRows(acc, products.acc, scratch_.factor[products.begin * kGranule], products.rows,
-                    value_dim_);
+      AddScaledRows(acc, products, scratch_.factor[begin * kGranule], rows, value_dim_);
     }
   }
 
   // Lets go of products that are folded, and ends the band with its last ones.
-  __aicore__ inline void Close(const Share& share, const Products& products) {
-    if (products.rows == 0) {
-      return;
-    }
+  __aicore__ inline void Close(const Share& share, int64_t begin, int32_t buffer) {
     if (tiling_->split != 0) {
-      StoreStates(share, products);
+      StoreStates(share, begin, buffer);
     }
-    stream_.Free(products.buffer);
-    const bool are_last = products.begin + products.rows == share.num_rows;
+    stream_.Free(buffer);
+    const bool are_last = begin + stream_.SliceRows() >= share.num_rows;
     if (tiling_->split == 0 && share.step.closes_band && are_last) {
       Barrier();
       row_output_.Finish(share.step.unit, TotalOf(share), scratch_);
@@ -429,18 +417,17 @@ class AttentionSoftmax {
     }
   }
 
-  __aicore__ inline void StoreStates(const Share& share, const Products& products) {
+  __aicore__ inline void StoreStates(const Share& share, int64_t begin, int32_t buffer) {
     Unit unit = share.step.unit;
-    unit.row_begin += products.begin;
-    unit.num_rows = products.rows;
-    const int64_t buffer = share.step.buffer;
-    piece_states_.Store(unit,
-                        {max_[buffer][products.begin], sum_[buffer][products.begin], products.acc});
+    unit.row_begin += begin;
+    unit.num_rows = Smaller(stream_.SliceRows(), share.num_rows - begin);
+    const int64_t place = share.step.buffer;
+    piece_states_.Store(unit, {max_[place][begin], sum_[place][begin], stream_.In(buffer)});
   }
 
   // Writes the next rows of a band that has ended in this pass.
-  __aicore__ inline void WriteRows(const Pass& pass) {
-    row_output_.WriteRows(pass.summed->step.unit, TotalOf(*pass.summed), written_rows_);
+  __aicore__ inline void WriteRows(const Share& share) {
+    row_output_.WriteRows(share.step.unit, TotalOf(share), written_rows_);
     written_rows_ += row_output_.RowsAtOnce();
   }
 
@@ -455,20 +442,16 @@ class AttentionSoftmax {
 
   // Tells the group what this core has seen, and whether any has seen trouble.
   __aicore__ inline bool TellsTrouble() {
-    finiteness_.Tell(exchange_.Verdict(AscendC::GetSubBlockIdx()));
+    finiteness_.Tell(exchange_.Verdict(AscendC::GetSubBlockIdx()), rows_out_);
     AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_MTE3>(kVerdictReady);
     AscendC::CrossCoreWaitFlag(kVerdictShared);
     return ReadTrouble(exchange_);
   }
 
-  // Of the bands' totals, the scratch, the shift, and the steps in flight.
-  static constexpr int64_t kNumLaneBuffers = 2 * kMostBands + 4 + 2 * kExchangeBuffers;
+  // Of the bands' totals, the scratch, and the steps in flight.
+  static constexpr int64_t kNumLaneBuffers = 2 * kMostBands + 3 + 2 * kExchangeBuffers;
 
-  // The slabs of a round's chunks that AddLastSlabs adds.
-  struct LastSlabs {
-    int64_t maxima;
-    int64_t sums;
-  };
+  static constexpr int32_t kNothing = -1;  // in place of a buffer
 
   const AttentionTilingData* tiling_;
   int64_t value_dim_;
@@ -480,26 +463,21 @@ class AttentionSoftmax {
   ShareStream<T> stream_;
   Finiteness finiteness_;
   Alibi alibi_[2];
-  RowOutput<T, kPartBuffers> row_output_;
+  RowOutput<T, PartRing<T>> row_output_;
   PieceStates piece_states_;
 
-  AscendC::TQue<AscendC::TPosition::VECOUT, kPartBuffers> rows_out_;  // weights, and rows of output
+  PartRing<T> rows_out_;  // weights, and rows of output
+  Float lanes_;
   Float max_[kExchangeBuffers];  // of the pieces in flight, a lane per row
   Float sum_[kExchangeBuffers];
-  Float shift_lanes_;    // of the step that is weighed
-  Float scale_granule_;  // the late scale, over a granule
-  Float cap_granule_;    // -2 softcap, over a granule
-  int64_t parity_;       // of the pass
-  ScoreChunk scored_;    // whose maxima are taken
-  bool scored_stays_;    // in UB, until they become weights
-  ScoreChunk weighed_;   // on its way to weights
-  ScoreChunk summed_;    // that became weights, and isn't summed to the end
-  LastSlabs last_slabs_;
-  bool is_looked_at_;     // in this round
+  Float shift_lanes_;     // of the step that is weighed
+  Float scale_granule_;   // the late scale, over a granule
+  Float cap_granule_;     // -2 softcap, over a granule
+  int64_t parity_;        // of the pass
   int64_t written_rows_;  // of the band that has ended in this pass
   KeyFold<TakeLarger> maxima_;
   KeyFold<TakeSum> sums_;
-  ScoreChunk kept_[2][kMostChunkBuffers];
+  int32_t kept_[2][kMostChunkBuffers];
   RowState totals_[kMostBands];
   RowScratch scratch_;
 };

@@ -6,12 +6,6 @@
 #include "common/lanes.h"
 #include "kernel_operator.h"
 
-// What a buffer holds, and which one it is.
-struct Chunk {
-  Float data;
-  int32_t buffer;
-};
-
 class ChunkRing {
  public:
   // `count` buffers of kChunkScores floats. Their events are the pipe's while the ring is open.
@@ -28,7 +22,6 @@ class ChunkRing {
       idle_[i] = i;
       AscendC::SetFlag<AscendC::HardEvent::V_MTE2>(freed_[i]);
     }
-    num_idle_ = count_;
     next_idle_ = 0;
     last_idle_ = static_cast<uint32_t>(count_);
     next_full_ = 0;
@@ -44,43 +37,40 @@ class ChunkRing {
     }
   }
 
-  __aicore__ inline bool HasIdle() const { return num_idle_ > 0; }
+  __aicore__ inline bool HasIdle() const { return next_idle_ != last_idle_; }
+
+  __aicore__ inline Float At(int32_t buffer) const {
+    return buffers_[static_cast<uint32_t>(buffer) * static_cast<uint32_t>(kChunkScores)];
+  }
 
   // A free buffer, which MTE2 may write from here on.
-  __aicore__ inline Float Begin() {
+  __aicore__ inline int32_t Begin() {
     const int32_t buffer = idle_[next_idle_++ % kPlaces];
-    --num_idle_;
-    full_[last_full_ % kPlaces] = buffer;
     AscendC::WaitFlag<AscendC::HardEvent::V_MTE2>(freed_[buffer]);
-    return At(buffer);
+    return buffer;
   }
 
   // What was begun is on its way.
-  __aicore__ inline void End() {
-    const int32_t buffer = full_[last_full_++ % kPlaces];
+  __aicore__ inline void End(int32_t buffer) {
     AscendC::SetFlag<AscendC::HardEvent::MTE2_V>(filled_[buffer]);
+    full_[last_full_++ % kPlaces] = buffer;
   }
 
   // The next buffer that is full.
-  __aicore__ inline Chunk Take() {
+  __aicore__ inline int32_t Take() {
     const int32_t buffer = full_[next_full_++ % kPlaces];
     AscendC::WaitFlag<AscendC::HardEvent::MTE2_V>(filled_[buffer]);
-    return {At(buffer), buffer};
+    return buffer;
   }
 
   __aicore__ inline void Free(int32_t buffer) {
     AscendC::SetFlag<AscendC::HardEvent::V_MTE2>(freed_[buffer]);
     idle_[last_idle_++ % kPlaces] = buffer;
-    ++num_idle_;
   }
 
  private:
   static constexpr uint32_t kPlaces = 8;
   static_assert(kMostChunkBuffers < kPlaces, "an event for each buffer");
-
-  __aicore__ inline Float At(int32_t buffer) const {
-    return buffers_[static_cast<uint32_t>(buffer * kChunkScores)];
-  }
 
   AscendC::TPipe* pipe_;
   Float buffers_;
@@ -89,7 +79,6 @@ class ChunkRing {
   AscendC::TEventID freed_[kPlaces];
   int32_t idle_[kPlaces];
   int32_t full_[kPlaces];
-  int32_t num_idle_;
   uint32_t next_idle_;
   uint32_t last_idle_;
   uint32_t next_full_;

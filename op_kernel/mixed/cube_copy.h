@@ -40,8 +40,8 @@ __aicore__ inline bool RowsAreNear(int64_t width, int64_t stride) {
   return stride >= width && kFractal * stride <= kWidestNdStride;
 }
 
-// Copies `matrices` of `rows` rows of `width` elements, all `stride` elements apart in GM, to a row of
-// fractals each.
+// Copies `matrices` of `rows` rows of `width` elements, all `stride` elements apart in GM, to a row
+// of fractals each.
 template <typename T>
 __aicore__ inline void CopyMatricesToL1(const AscendC::LocalTensor<T>& to,
                                         const AscendC::GlobalTensor<T>& from, int64_t matrices,

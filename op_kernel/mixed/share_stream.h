@@ -19,6 +19,7 @@
 #include "kernel_operator.h"
 #include "mixed/chunk_ring.h"
 #include "mixed/exchange.h"
+#include "mixed/hide_scores.h"
 #include "mixed/piece_steps.h"
 #include "mixed/score_chunk.h"
 #include "mixed/verdict.h"
@@ -32,27 +33,27 @@ struct Share {
   int64_t num_rows;   // of them, those that the band has; 0 without keys
   bool mixes;         // rows of what the cube multiplies together may see different keys
   int64_t chunks;     // of its scores
-  int64_t chunk_keys;
-  int64_t first_key;  // of the piece, where the first chunk begins: a multiple of kSlabPair
-  int64_t last_key;   // where the last one ends
   int64_t slices;     // of its products
-  Range seen_by_all;  // keys of the piece
+  Visibility seen;
+  // Of the chunks.
+  int32_t chunk_keys;
+  int32_t first_key;  // of the piece, where the first one begins: a multiple of kSlabPair
+  int32_t last_key;   // where the last one ends
+  uint32_t maxima_slab;
+  // How whole chunks come in.
+  AscendC::DataCopyParams whole;
 };
 
-// The keys of a piece whose scores are in UB at a time.
-struct ChunkKeys {
-  int64_t first;  // of the piece, a multiple of kSlabPair
-  int64_t last;
-  Range span;  // keys with scores, counted from `first`
+// The scores in a buffer: some keys of a share.
+struct HeldChunk {
+  int32_t first;  // key of the piece, a multiple of kSlabPair
+  int32_t keys;   // a multiple of kSlabPair
+  // Keys with scores, counted from `first`.
+  int32_t span_first;
+  int32_t span_last;
+  uint32_t lanes;  // keys x rows
+  bool hides;      // some row doesn't see some key
 };
-
-__aicore__ inline ChunkKeys ChunkAt(const Share& share, int64_t index) {
-  const int64_t first = share.first_key + index * share.chunk_keys;
-  const int64_t last = Smaller(first + share.chunk_keys, share.last_key);
-  return {first,
-          last,
-          {Larger(share.step.span.first - first, 0), Smaller(share.step.span.last, last) - first}};
-}
 
 // The shares that a pass works on, and its rounds.
 struct Pass {
@@ -129,7 +130,10 @@ class ShareStream {
 
   // What comes next: in each round scores for the maxima, scores for the next round's weights,
   // products.
-  __aicore__ inline Chunk Take() { return ring_.Take(); }
+  __aicore__ inline int32_t Take() { return ring_.Take(); }
+
+  __aicore__ inline Float In(int32_t buffer) const { return ring_.At(buffer); }
+  __aicore__ inline const HeldChunk& Held(int32_t buffer) const { return held_[buffer]; }
 
   // Lets go of what was taken; the next load begins in its place.
   __aicore__ inline void Free(int32_t buffer) {
@@ -223,26 +227,50 @@ class ShareStream {
   }
 
   __aicore__ inline void LoadScores(const Share& share, int64_t index) {
-    const ChunkKeys chunk = ChunkAt(share, index);
-    const int64_t pitch = share.step.pitch;
-    const int64_t keys = chunk.span.last - chunk.span.first;
-    const int64_t granules = share.rows / kGranule;
-    const bool dense = share.rows == pitch;
-    const AscendC::DataCopyParams params(static_cast<uint16_t>(dense ? 1 : keys),
-                                         static_cast<uint16_t>(dense ? keys * granules : granules),
-                                         static_cast<uint16_t>(pitch / kGranule - granules), 0);
-    const int64_t at = (chunk.first + chunk.span.first) * pitch + share.first_row;
-    AscendC::DataCopy(ring_.Begin()[chunk.span.first * share.rows],
+    const int32_t buffer = ring_.Begin();
+    const int32_t first = share.first_key + static_cast<int32_t>(index) * share.chunk_keys;
+    const int32_t span_first = static_cast<int32_t>(share.step.span.first) - first;
+    const int32_t span_last = static_cast<int32_t>(share.step.span.last) - first;
+    const uint32_t rows = static_cast<uint32_t>(share.rows);
+    HeldChunk& held = held_[buffer];
+    held.first = first;
+    held.keys = share.chunk_keys;
+    held.span_first = 0;
+    held.span_last = share.chunk_keys;
+    held.lanes = static_cast<uint32_t>(kChunkScores);
+    AscendC::DataCopyParams params = share.whole;
+    if (span_first > 0 || span_last < share.chunk_keys) {
+      held.span_first = span_first > 0 ? span_first : 0;
+      held.span_last = span_last < share.chunk_keys ? span_last : share.chunk_keys;
+      const int32_t left = share.last_key - first;
+      held.keys = left < share.chunk_keys ? left : share.chunk_keys;
+      held.lanes = static_cast<uint32_t>(held.keys) * rows;
+      params = CopyOf(share, static_cast<uint32_t>(held.span_last - held.span_first));
+    }
+    held.hides = first < share.seen.by_all.first || share.seen.by_all.last < first + held.keys;
+    const int64_t at = (first + held.span_first) * share.step.pitch + share.first_row;
+    AscendC::DataCopy(ring_.At(buffer)[static_cast<uint32_t>(held.span_first) * rows],
                       exchange_->Scores(share.step.buffer)[at], params);
-    ring_.End();
+    ring_.End(buffer);
+  }
+
+  // How the scores of `keys` keys come in. Those of a core that has all rows lie side by side.
+  __aicore__ static inline AscendC::DataCopyParams CopyOf(const Share& share, uint32_t keys) {
+    const uint32_t rows = static_cast<uint32_t>(share.rows);
+    const uint32_t others = static_cast<uint32_t>(share.step.pitch) - rows;
+    const bool dense = others == 0;
+    return AscendC::DataCopyParams(static_cast<uint16_t>(dense ? 1 : keys),
+                                   static_cast<uint16_t>((dense ? keys * rows : rows) / kGranule),
+                                   static_cast<uint16_t>(others / kGranule), 0);
   }
 
   __aicore__ inline void LoadProducts(const Share& share, int64_t begin) {
+    const int32_t buffer = ring_.Begin();
     const int64_t rows = Smaller(slice_rows_, share.num_rows - begin);
-    AscendC::DataCopy(ring_.Begin(),
+    AscendC::DataCopy(ring_.At(buffer),
                       exchange_->Products(share.step.buffer)[(share.first_row + begin) * width_],
                       static_cast<uint32_t>(rows * width_));
-    ring_.End();
+    ring_.End(buffer);
   }
 
   // This core's share of the step that it holds.
@@ -250,8 +278,8 @@ class ShareStream {
     PieceStep& step = share.step;
     Unit& unit = step.unit;
     const int64_t first = FirstShare(step.pitch);
-    const bool spans_tokens = RowsOfToken(*tiling_, unit, 0) < unit.num_rows;
-    share.mixes = mixes_visibility_ && (spans_tokens || step.shares_piece);
+    share.mixes =
+        mixes_visibility_ && (step.shares_piece || RowsOfToken(*tiling_, unit, 0) < unit.num_rows);
     share.first_row = is_second_ ? first : 0;
     share.rows = is_second_ ? step.pitch - first : first;
     unit.row_begin += share.first_row;
@@ -266,18 +294,22 @@ class ShareStream {
     for (int64_t rows = share.rows; rows < kRepeatLanes; rows *= 2) {
       share.chunk_keys *= 2;
     }
-    share.first_key = step.span.first / kSlabPair * kSlabPair;
-    share.last_key = RoundUp(step.span.last, kSlabPair);
-    for (int64_t key = share.first_key; key < share.last_key; key += share.chunk_keys) {
+    share.first_key = static_cast<int32_t>(step.span.first & -kSlabPair);
+    share.last_key = static_cast<int32_t>((step.span.last + kSlabPair - 1) & -kSlabPair);
+    int32_t end = share.first_key;
+    while (end < share.last_key) {
+      end += share.chunk_keys;
       ++share.chunks;
     }
+    const int64_t slab = end == share.last_key ? kMaximaLanes : kSlabKeys * share.rows;
+    share.maxima_slab = static_cast<uint32_t>(slab);
+    share.whole = CopyOf(share, static_cast<uint32_t>(share.chunk_keys));
     for (int64_t row = 0; row < share.num_rows; row += slice_rows_) {
       ++share.slices;
     }
-    share.seen_by_all = {0, 0};
+    share.seen = {};
     if (unit.num_rows > 0) {
-      share.seen_by_all = {KeysOfRow(*tiling_, unit, unit.num_rows - 1).first - step.begin,
-                           KeysOfRow(*tiling_, unit, 0).last - step.begin};
+      share.seen = VisibilityOf(*tiling_, unit, step.begin);
     }
   }
 
@@ -302,4 +334,5 @@ class ShareStream {
   int64_t round_;  // of the next load
   int64_t kind_;
   ChunkRing ring_;
+  HeldChunk held_[kMostChunkBuffers];
 };
