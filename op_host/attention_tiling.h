@@ -34,7 +34,7 @@ std::optional<AttentionKernel> named_kernel(const std::string& name);
 AttentionKernel choose_attention_kernel(int64_t head_dim, int64_t head_dim_v, Dtype dtype,
                                         std::optional<AttentionKernel> wanted = {});
 
-// How much of a call one step covers: of a vector core, or of a group, which takes kCubePiece keys
+// How much of a call one step covers: of a vector core, or of a group, which takes kPiece keys
 // in tiles.
 struct AttentionStep {
   int64_t rows;  // query rows
@@ -45,11 +45,12 @@ struct AttentionStep {
 int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element_size,
                            const AttentionStep& step);
 
-// Bytes of L1, and of unified buffer, that the mixed kernel allocates for steps of that size.
-// `buffers` are those of scores and products on their way in.
-int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, const AttentionStep& step);
-int64_t softmax_ub_bytes(int64_t head_dim_v, const AttentionStep& step, int64_t buffers,
-                         bool has_alibi, bool split);
+// Bytes of L1, and of unified buffer, that the mixed kernel allocates for steps of that size and
+// units of so many bands. `buffers` are those of scores and products on their way in.
+int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, const AttentionStep& step,
+                           int64_t bands);
+int64_t softmax_ub_bytes(int64_t head_dim_v, const AttentionStep& step, int64_t bands,
+                         int64_t buffers, bool has_alibi, bool split);
 
 // Plans a call. `wanted` asks for a kernel; a call that the mixed one can't serve takes the vector
 // one all the same. Throws Unsupported.

@@ -136,8 +136,8 @@ class AttentionVector {
     step.seen = Within(unit_.keys, step.begin, tiling_->tile);
     step.opens_unit = opens_unit;
     step.closes_unit = next_begin_ >= unit_.keys.last;
-    step.opens_piece = opens_unit || step.begin % kVectorPiece == 0;
-    step.closes_piece = step.closes_unit || next_begin_ % kVectorPiece == 0;
+    step.opens_piece = opens_unit || step.begin % kPiece == 0;
+    step.closes_piece = step.closes_unit || next_begin_ % kPiece == 0;
     return true;
   }
 

@@ -84,6 +84,7 @@ std::string described(const char* name, size_t size, std::initializer_list<Field
 #define NAME(type) \
   template <>      \
   constexpr const char* kName<type> = #type
+NAME(Divisor);
 NAME(RowLayout);
 NAME(CacheLayout);
 NAME(Scales);
@@ -119,12 +120,14 @@ std::string all_structs() {
   const char* separator = "";
   for (const std::string& each : {
            STRUCT(Answer, num_cores, workspace_bytes, stem, kernel, refusal),
+           STRUCT(Divisor, multiplier, shift),
            STRUCT(RowLayout, token_stride, head_stride),
            STRUCT(CacheLayout, head_dim, block_stride, token_stride, head_stride),
-           STRUCT(AttentionTilingData, num_tokens, batch, num_heads, num_kv_heads, num_blocks,
-                  block_size, max_blocks_per_seq, table_row_stride, table_column_stride, query,
-                  output, key, value, sliding_window, causal, has_query_start_loc, has_alibi_slopes,
-                  has_sinks, has_lse, tile, max_rows, piece, split, max_pieces, key_columns,
+           STRUCT(AttentionTilingData, num_tokens, batch, num_heads, num_kv_heads,
+                  heads_per_kv_head, per_kv_head, num_blocks, block_size, per_block,
+                  max_blocks_per_seq, table_row_stride, table_column_stride, query, output, key,
+                  value, sliding_window, causal, has_query_start_loc, has_alibi_slopes, has_sinks,
+                  has_lse, tile, max_rows, unit_rows, per_unit, split, max_pieces, key_columns,
                   value_columns, chunk_buffers, part_elements, exchange_keys, exchange_bytes, scale,
                   softcap),
            STRUCT(WriteKvTilingData, num_tokens, num_kv_heads, num_blocks, block_size, key_rows,
@@ -180,13 +183,14 @@ int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element
   return attention_ub_bytes(head_dim, head_dim_v, element_size, {rows, tile});
 }
 
-int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, int64_t rows, int64_t tile) {
-  return attention_l1_bytes(head_dim, head_dim_v, {rows, tile});
+int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, int64_t rows, int64_t tile,
+                           int64_t bands) {
+  return attention_l1_bytes(head_dim, head_dim_v, {rows, tile}, bands);
 }
 
-int64_t softmax_ub_bytes(int64_t head_dim_v, int64_t rows, int64_t tile, int64_t buffers,
-                         int64_t has_alibi, int64_t split) {
-  return softmax_ub_bytes(head_dim_v, {rows, tile}, buffers, has_alibi != 0, split != 0);
+int64_t softmax_ub_bytes(int64_t head_dim_v, int64_t rows, int64_t tile, int64_t bands,
+                         int64_t buffers, int64_t has_alibi, int64_t split) {
+  return softmax_ub_bytes(head_dim_v, {rows, tile}, bands, buffers, has_alibi != 0, split != 0);
 }
 
 // `wanted` is "vector", "mixed", or empty for the usual kernel.

@@ -201,7 +201,7 @@ def test_the_choice_depends_on_dtype_and_head_dims_alone(
 @given(
     head_dim=st.integers(1, 40).map(lambda n: 16 * n),
     head_dim_v=st.integers(1, 40).map(lambda n: 16 * n),
-    num_tokens=st.integers(1, 300),
+    num_tokens=st.integers(1, 300) | st.integers(1, 5000),
     group=st.integers(1, 64),
     alibi=st.booleans(),
 )
@@ -223,13 +223,15 @@ def test_a_mixed_plan_fits_every_memory_of_cube_and_vector_cores(
     assert data.max_rows in (16, 32, 64, 128)
     assert data.tile in (16, 32, 64, 128)
     assert data.part_elements >= 8 * head_dim_v  # rows of output that leave at a time
-    ub = partial(library.softmax_ub_bytes, head_dim_v, data.max_rows, data.tile)
-    most_buffers = 6 if data.split else 7  # two more are for states
-    assert 5 <= data.chunk_buffers <= most_buffers
+    bands = data.unit_rows // data.max_rows
+    assert data.unit_rows == bands * data.max_rows
+    assert bands in (1, 2)
+    ub = partial(library.softmax_ub_bytes, head_dim_v, data.max_rows, data.tile, bands)
+    assert 5 <= data.chunk_buffers <= 7
     assert ub(data.chunk_buffers, alibi, data.split) <= library.usable_ub()
-    if data.chunk_buffers < most_buffers:
+    if data.chunk_buffers < 7:
         assert ub(data.chunk_buffers + 1, alibi, data.split) > library.usable_ub()
-    l1 = library.attention_l1_bytes(head_dim, head_dim_v, data.max_rows, data.tile)
+    l1 = library.attention_l1_bytes(head_dim, head_dim_v, data.max_rows, data.tile, bands)
     assert l1 <= library.usable_l1()
     half_of_l0, half_of_l0c = 32 * 1024, 64 * 1024
     assert 2 * data.key_columns * max(data.max_rows, data.tile) <= half_of_l0
@@ -241,8 +243,46 @@ def test_a_mixed_plan_fits_every_memory_of_cube_and_vector_cores(
 def test_the_exchange_holds_five_steps_of_a_short_table_and_no_more() -> None:
     answer = plan(batch=3, capacity=200)
     assert answer.tiling.exchange_keys == 256
-    assert answer.tiling.exchange_bytes == 5 * 16 * (256 * (4 + 2) + 128 * 4) + 256
+    assert answer.tiling.exchange_bytes == 5 * 16 * (256 * (4 + 2) + 128 * 4) + 512
     assert answer.workspace_bytes == answer.num_cores * answer.tiling.exchange_bytes
+
+
+@given(
+    head_dim_v=st.integers(1, 32).map(lambda n: 16 * n),
+    num_tokens=st.integers(1, 300),
+    capacity=st.integers(1, 1000),
+)
+def test_what_the_cores_of_a_group_exchange_begins_at_lines_of_512_bytes(
+    head_dim_v: int, num_tokens: int, capacity: int
+) -> None:
+    data = plan(num_tokens=num_tokens, head_dim_v=head_dim_v, capacity=capacity, starts=True).tiling
+    pairs = data.max_rows * data.exchange_keys
+    assert data.exchange_bytes % 512 == 0
+    assert pairs * 4 % 512 == pairs * 2 % 512 == data.max_rows * head_dim_v * 4 % 512 == 0
+
+
+def test_units_have_two_bands_where_there_are_enough_for_all_groups() -> None:
+    many = plan(batch=1, num_tokens=2048, starts=True)
+    few = plan(batch=1, num_tokens=1024, starts=True)
+    wide = plan(batch=1, num_tokens=2048, starts=True, head_dim=256)
+    assert many.tiling.unit_rows == 2 * many.tiling.max_rows
+    assert few.tiling.unit_rows == few.tiling.max_rows
+    assert wide.tiling.unit_rows == wide.tiling.max_rows
+
+
+@given(
+    divisor=st.integers(1, 4096),
+    quotient=st.integers(0, 2**31),
+    beside=st.sampled_from([-1, 0, 1]),
+)
+def test_a_number_is_divided_exactly_by_a_multiplication(
+    divisor: int, quotient: int, beside: int
+) -> None:
+    call = shape(num_heads=8 * divisor)
+    made = host.plan("attention", call).tiling.per_kv_head
+    n = min(max(quotient * divisor + beside, 0), 2**31 - 1)
+    assert n * made.multiplier < 2**63
+    assert n * made.multiplier >> made.shift == n // divisor
 
 
 def test_decode_is_split_on_the_cube_and_prefill_is_not() -> None:
@@ -316,9 +356,11 @@ IN_THE_SHAPE = {
     "key_rows": "key",
     "value_rows": "value",
 }
+_DIVISOR = ("multiplier", "shift")
 DECIDED = (
-    *("tile", "max_rows", "piece", "split", "max_pieces", "key_columns", "value_columns"),
-    *("chunk_buffers", "part_elements", "exchange_keys", "exchange_bytes"),
+    *("tile", "max_rows", "unit_rows", "split", "max_pieces", "key_columns", "value_columns"),
+    *("chunk_buffers", "part_elements", "exchange_keys", "exchange_bytes", "heads_per_kv_head"),
+    *(f"{by}.{part}" for by in ("per_kv_head", "per_block", "per_unit") for part in _DIVISOR),
     *("heads_per_copy", "tokens_per_copy"),
 )
 

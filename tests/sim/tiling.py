@@ -54,8 +54,8 @@ def library() -> Any:
         "usable_ub": 0,
         "usable_l1": 0,
         "attention_ub_bytes": 5,
-        "attention_l1_bytes": 4,
-        "softmax_ub_bytes": 6,
+        "attention_l1_bytes": 5,
+        "softmax_ub_bytes": 7,
     }
     for name, arguments in counts.items():
         getattr(loaded, name).restype = ctypes.c_int64
