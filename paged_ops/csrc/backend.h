@@ -25,6 +25,9 @@ struct Backend {
   // is run. If not, the functions below get empty ones, and nothing waits for the device.
   bool (*reads_values)();
 
+  // Calls an op of torch's that is in place and changes nothing: it counts a version of `written`.
+  void (*touch)(const Tensor& written);
+
   // Null: the device has no kernel for that op.
   void (*attention)(const Checks& checks, const AttentionInputs& in, const AttentionShape& shape,
                     const AttentionValues& values);

@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <array>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -42,6 +43,24 @@ Argument on_host(const Checks& checks, const Argument& arg) {
                   "graph can't do: ",
                   error.what());
   }
+}
+
+// Tells autograd that a tensor was written, as torch's own ops in place do: no backward then uses
+// it for what it was. Tensors made in inference mode count no versions, and torch throws where they
+// should outside of it.
+void count_write(const Backend& backend, const Argument& written) {
+  std::array<StableIValue, 1> stack = {from(written.tensor())};
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("aten::is_inference", "", stack.data(), TORCH_ABI_VERSION));
+  if (!torch::stable::detail::to<bool>(stack[0])) backend.touch(written.tensor());
+}
+
+// The caches, and the scales that come with each token.
+void count_pool_write(const Backend& backend, const PoolArguments& in, const Pool& pool) {
+  count_write(backend, in.key_cache);
+  count_write(backend, in.value_cache);
+  if (pool.key.scales.are_per_token) count_write(backend, in.key_scale);
+  if (pool.value.scales.are_per_token) count_write(backend, in.value_scale);
 }
 
 // A new contiguous tensor [num_tokens, num_heads, head_dim] on the device of `like`.
@@ -98,6 +117,7 @@ void run_attention(Form form, StableIValue* stack, uint64_t num_inputs) {
     shape.lse = static_cast<float*>(lse->mutable_data_ptr());
   }
   backend.attention(checks, in, shape, values);
+  if (form == Form::kOut) count_write(backend, out);
   stack[0] = from(*output);
   if (lse.has_value()) stack[1] = from(*lse);
 }
@@ -120,6 +140,7 @@ void write_kv(StableIValue* stack, uint64_t num_inputs, uint64_t) {
     slots = check_write_kv_values(checks, shape.pool, on_host(checks, in.slot_mapping));
   }
   backend.write_kv(checks, in, shape, slots);
+  count_pool_write(backend, in.pool(), shape.pool);
 }
 
 void merge_states(StableIValue* stack, uint64_t num_inputs, uint64_t) {
@@ -152,6 +173,7 @@ void copy_blocks(StableIValue* stack, uint64_t num_inputs, uint64_t) {
     pairs = check_copy_blocks_values(checks, shape.pool, on_host(checks, in.block_mapping));
   }
   backend.copy_blocks(checks, in, shape, pairs);
+  count_pool_write(backend, in.pool(), shape.pool);
 }
 
 // The size of the result is in seq_lens, so their values are always read.

@@ -2,8 +2,8 @@
 
 Outside inference mode every call of an op passes through its function here, because torch's stable
 ABI can neither see from C++ that a tensor requires a gradient nor call the kernel below. So each
-function asks only what may need a derivative, and goes on to the kernel. In inference mode there
-are no derivatives, but what a call writes may be an ordinary tensor, whose version counts.
+function asks only what may need a derivative, and goes on to the kernel, which also counts the
+versions of what it writes.
 """
 
 from __future__ import annotations
@@ -83,35 +83,25 @@ def _reading(overload: Any, op: str) -> Callable[..., Any]:
     return kernel
 
 
-def _counting(overload: Any, written: Callable[..., list[Tensor]]) -> Callable[..., Any]:
-    """Return the ADInplaceOrView kernel of an op that writes its arguments: it says what it wrote.
-
-    Then no backward uses an overwritten tensor for what it was.
-    """
-    below, redispatch = torch._C._after_ADInplaceOrView_keyset, _redispatch(overload)
-
-    def kernel(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        result = redispatch(keyset & below, *args, **kwargs)
-        increment_version(written(args, kwargs))
-        return result
-
-    return kernel
-
-
-def _writing(op: str, count: Callable[..., Any]) -> Callable[..., Any]:
+def _writing(overload: Any, op: str, written: Callable[..., list[Tensor]]) -> Callable[..., Any]:
     """Return the Autograd kernel of an op that writes its arguments: a gradient is refused at once.
 
     Nothing would ever call a backward of the write itself, so a later one would silently miss it.
-    It goes on to the op's ADInplaceOrView kernel, as a call in inference mode does.
     """
-    is_grad_enabled = torch.is_grad_enabled
+    is_grad_enabled, below = torch.is_grad_enabled, torch._C._after_autograd_keyset
+    redispatch, num_modes = _redispatch(overload), torch._C._len_torch_dispatch_stack
 
     def kernel(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if getattr(forward_ad, "_current_level", 0) >= 0:  # otherwise no tensor has a tangent
             _refuse_tangents(op, args, kwargs)
         if is_grad_enabled() and _any_requires_grad(*args, **kwargs):
             raise _no_gradient(op)
-        return count(keyset, *args, **kwargs)
+        result = redispatch(keyset & below, *args, **kwargs)
+        # The kernel counts what it writes, but not what wraps it, nor where a mode comes first.
+        tensors = written(args, kwargs)
+        if num_modes() or any(type(tensor) is not Tensor for tensor in tensors):
+            increment_version(tensors)
+        return result
 
     return kernel
 
@@ -125,8 +115,8 @@ def register(library: torch.library.Library) -> None:
     """Register the autograd rule of every op."""
     ops = torch.ops.paged
 
-    def impl(name: str, kernel: Callable[..., Any], key: str = "Autograd") -> None:
-        library.impl(name, kernel, key, with_keyset=True)
+    def impl(name: str, kernel: Callable[..., Any]) -> None:
+        library.impl(name, kernel, "Autograd", with_keyset=True)
 
     for name in ("attention", "attention_with_lse", "merge_states", "gather_kv"):
         impl(name, _reading(getattr(ops, name).default, name))
@@ -140,6 +130,4 @@ def register(library: torch.library.Library) -> None:
             lambda args, kwargs: [*args[:2], *_scales(kwargs)],
         ),
     ):
-        count = _counting(overload, written)
-        impl(name, count, "ADInplaceOrView")
-        impl(name, _writing(name, count))
+        impl(name, _writing(overload, name, written))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import paged_ops
 from tests.support.checks import same_bits
@@ -317,6 +321,44 @@ def test_a_write_in_any_mode_is_seen_by_the_backward_that_saved_its_tensor(
             function_of(op)(**{**arguments, name: whole[1]})
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             product.backward()
+
+
+@pytest.mark.parametrize("op", WRITING)
+def test_a_write_counts_on_the_tensor_that_wraps_what_is_written(op: str) -> None:
+    arguments = arguments_of(op)
+    for name in WRITTEN[op]:
+        arguments[name] = TwoTensor(arguments[name], arguments[name].clone())
+    versions = {name: arguments[name]._version for name in WRITTEN[op]}
+    function_of(op)(**arguments)
+    for name in WRITTEN[op]:
+        assert arguments[name]._version > versions[name]
+
+
+@pytest.mark.parametrize("op", WRITING)
+def test_a_write_counts_where_a_mode_takes_the_call_first(op: str) -> None:
+    arguments = arguments_of(op)
+    versions = {name: arguments[name]._version for name in WRITTEN[op]}
+    with FlopCounterMode(display=False):
+        function_of(op)(**arguments)
+    for name in WRITTEN[op]:
+        assert arguments[name]._version > versions[name]
+
+
+@pytest.mark.parametrize("op", [*READING, *WRITING])
+def test_a_call_in_inference_mode_runs_no_python(op: str) -> None:
+    arguments, function, called = arguments_of(op), function_of(op), []
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and "paged_ops" in frame.f_code.co_filename:
+            called.append(frame.f_code.co_name)
+
+    with torch.inference_mode():
+        sys.setprofile(profile)
+        try:
+            function(**arguments)
+        finally:
+            sys.setprofile(None)
+    assert called == []
 
 
 def test_tensors_made_in_inference_mode_may_be_written_outside_of_it() -> None:

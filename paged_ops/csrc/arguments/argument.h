@@ -125,13 +125,23 @@ class Argument {
   int64_t stride(int64_t dim) const { return strides[dim]; }
   int64_t rank() const { return static_cast<int64_t>(sizes.size()); }
   // Of a tensor of few dimensions: one whose rank was checked.
-  Memory memory() const {
-    const auto element = static_cast<int64_t>(tensor_->element_size());
-    return {data(), element, sizes, strides, element};
+  const Memory& memory() const {
+    if (!memory_.has_value()) {
+      const auto element = static_cast<int64_t>(tensor_->element_size());
+      memory_.emplace(data(), element, sizes, strides, element);
+    }
+    return *memory_;
   }
   // For reading; never materialises a lazy copy.
-  void* data() const { return const_cast<void*>(tensor_->const_data_ptr()); }
-  void* mutable_data() const { return tensor_->mutable_data_ptr(); }
+  void* data() const {
+    if (data_ == nullptr) data_ = const_cast<void*>(tensor_->const_data_ptr());
+    return data_;
+  }
+  // This does, and moves the data then.
+  void* mutable_data() const {
+    memory_.reset();
+    return data_ = tensor_->mutable_data_ptr();
+  }
 
   const char* name;
   ScalarType dtype = ScalarType::Undefined;
@@ -142,6 +152,9 @@ class Argument {
  private:
   OptionalTensor tensor_;
   bool is_readable_ = false;
+  // Kept, because asking torch is half of what the checks of a small call cost.
+  mutable void* data_ = nullptr;
+  mutable std::optional<Memory> memory_;
 };
 
 // What torch hands a kernel: the arguments in the order of the schema. Each is taken once, and all

@@ -17,6 +17,8 @@ struct CopyBlocksInputs {
   Argument block_mapping = stack.tensor("block_mapping");
   Argument key_scale = stack.optional_tensor("key_scale");
   Argument value_scale = stack.optional_tensor("value_scale");
+
+  PoolArguments pool() const { return {key_cache, value_cache, key_scale, value_scale}; }
 };
 
 // Everything but the values of block_mapping.
@@ -24,7 +26,7 @@ inline CopyBlocksShape check_copy_blocks_shapes(const Checks& checks, const Copy
   for (const Argument* arg : {&in.key_cache, &in.value_cache, &in.block_mapping}) {
     checks.readable(*arg);
   }
-  const PoolArguments caches = {in.key_cache, in.value_cache, in.key_scale, in.value_scale};
+  const PoolArguments caches = in.pool();
   Pool pool = check_pool(checks, caches, in.key_cache);
   checks.rank(in.block_mapping, 2, "[num_copies, 2]");
   checks.size(in.block_mapping, 1, 2, "(source, destination)");

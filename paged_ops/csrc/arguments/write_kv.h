@@ -18,6 +18,8 @@ struct WriteKvInputs {
   Argument slot_mapping = stack.tensor("slot_mapping");
   Argument key_scale = stack.optional_tensor("key_scale");
   Argument value_scale = stack.optional_tensor("value_scale");
+
+  PoolArguments pool() const { return {key_cache, value_cache, key_scale, value_scale}; }
 };
 
 inline void check_new_rows(const Checks& checks, const Argument& rows, const Argument& cache) {
@@ -64,7 +66,7 @@ inline WriteKvShape check_write_kv_shapes(const Checks& checks, const WriteKvInp
   }
   checks.rank(in.key, 3, "[num_tokens, num_kv_heads, head_dim]");
   const Dtype dtype = checks.element(in.key);
-  const PoolArguments caches = {in.key_cache, in.value_cache, in.key_scale, in.value_scale};
+  const PoolArguments caches = in.pool();
   Pool pool = check_pool(checks, caches, in.key);
   checks.dtype(in.value, in.key.dtype, " like key");
   checks.same_device(in.value, in.key);

@@ -39,6 +39,11 @@ const Backend backend = {
     .takes_quantised = true,
     .takes_tree_mask = true,
     .reads_values = [] { return true; },
+    // A copy of a tensor to itself returns at once.
+    .touch =
+        [](const Tensor& written) {
+          STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_tensor_copy_(written.get(), written.get()));
+        },
     .attention = run_attention,
     .write_kv =
         [](const Checks&, const WriteKvInputs&, const WriteKvShape& shape,

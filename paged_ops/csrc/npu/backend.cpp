@@ -9,6 +9,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <array>
 #include <cstdlib>
 #include <initializer_list>
 #include <memory>
@@ -32,6 +33,8 @@ extern "C" __attribute__((weak)) AOTITorchError torch_stream_native_handle(Strea
 
 namespace paged::npu {
 namespace {
+
+using torch::stable::detail::from;
 
 // The stream of torch on that device, which must be current. torch_npu empties its queue of
 // operators before it hands out the handle, so what is launched into the stream next comes after
@@ -178,6 +181,15 @@ void copy_blocks(const Checks& checks, const CopyBlocksInputs& in, const CopyBlo
            {&in.key_cache, &in.value_cache, &in.block_mapping});
 }
 
+// A dimension changes places with itself: nothing is launched, so a captured graph has nothing of
+// it. torch_npu's copy_ would copy.
+void touch(const Tensor& written) {
+  std::array<StableIValue, 3> stack = {from(written), from(int64_t{0}), from(int64_t{0})};
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("aten::transpose_", "", stack.data(), TORCH_ABI_VERSION));
+  torch::stable::detail::to<Tensor>(stack[0]);
+}
+
 // `dtype` is a name of torch's: float16, bfloat16 or float32.
 std::string attention_kernel(std::string dtype, int64_t head_dim, int64_t head_dim_v) {
   const Dtype element = dtype == "float32"   ? Dtype::kFloat32
@@ -197,6 +209,7 @@ const Backend backend = {
     .takes_quantised = false,
     .takes_tree_mask = false,
     .reads_values = checks_values,
+    .touch = touch,
     .attention = attention,
     .write_kv = write_kv,
     .copy_blocks = copy_blocks,
