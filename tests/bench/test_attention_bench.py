@@ -181,7 +181,7 @@ def test_the_reader_reads_every_byte_in_any_order() -> None:
 
 def test_without_a_compiler_there_is_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "/bin/false")
-    caches = limits._library, limits.fastest_unit
+    caches = limits._library, limits._fastest_unit
     for function in caches:
         function.cache_clear()
     try:
