@@ -22,7 +22,7 @@ from paged_ops.bench.attention.limits import readings
 from paged_ops.bench.attention.machine import describe
 from paged_ops.bench.attention.measure import disagreement, present
 from paged_ops.bench.peers import PEERS, Latent, Unsupported
-from paged_ops.bench.timing import Flusher, Samples, interleaved_samples
+from paged_ops.bench.timing import Flusher, Samples, interleaved_samples, median_ratio
 from paged_ops.bench.workloads import HEAD_DIM, WORKLOADS, Inputs, Workload, scattered_tables
 
 DECODES = ("D1-bf16", "D2", "D3", "D4")
@@ -91,19 +91,19 @@ def _report(
     name: str, timed: dict[str, Timed], samples: dict[str, Samples], notes: dict[str, str]
 ) -> list[dict[str, Any]]:
     """Print the rows of a workload, and return them."""
-    seconds = {cache: statistics.median(each.cold) for cache, each in samples.items()}
     base = next(iter(timed))
     rows = []
     for cache, each in timed.items():
-        took, limit = seconds[cache], seconds.get(f"reading {cache}")
+        cold, limit = samples[cache].cold, samples.get(f"reading {cache}")
+        took = statistics.median(cold)
         figures = {
             "seconds": took,
             "warm_seconds": statistics.median(samples[cache].warm),
             "GB/s": each.num_bytes / took / 1e9,
-            "speed": seconds[base] / took,
+            "speed": median_ratio(samples[base].cold, cold),
             "bytes": each.num_bytes / timed[base].num_bytes,
         }
-        share = None if limit is None else limit / took
+        share = None if limit is None else median_ratio(limit.cold, cold)
         percent = "-" if share is None else f"{100 * share:.0f}"
         print(
             f"{name:10} {cache:15} {1e3 * took:8.3f} {1e3 * figures['warm_seconds']:8.3f} "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +49,15 @@ class Samples:
 
     cold: tuple[float, ...]
     warm: tuple[float, ...]
+
+
+def median_ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the median of the quotients of two candidates' times within a round.
+
+    On a machine that others share, the calls of one round have more in common than those of the
+    whole run.
+    """
+    return statistics.median(a / b for a, b in zip(one, other, strict=True))
 
 
 def interleaved_samples(

@@ -68,7 +68,6 @@ def in_order(block_tables: Tensor) -> Tensor:
     return order[first[first < len(order)].sort().values]
 
 
-@cache
 def fastest_unit(dtype: torch.dtype) -> Unit | None:
     """Return what multiplies elements of a dtype fastest, summing in float32.
 
@@ -83,6 +82,12 @@ def fastest_unit(dtype: torch.dtype) -> Unit | None:
     tuple of (str, callable), or None
         Its name, and a call that makes `UNIT_FLOPS`; None without a compiler.
     """
+    return _fastest_unit(dtype, torch.get_num_threads())
+
+
+@cache
+def _fastest_unit(dtype: torch.dtype, threads: int) -> Unit | None:
+    """Time the units once."""
     library = _library()
     if library is None:
         return None
@@ -92,7 +97,7 @@ def fastest_unit(dtype: torch.dtype) -> Unit | None:
         # A process has to ask for the matrix unit before it uses it.
         if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx():
             names.append("tiles")
-    threads, calls = torch.get_num_threads(), {}
+    calls = {}
     for name in names:
         products = getattr(library, f"products_by_{name}")
         if flops := products(0, threads):

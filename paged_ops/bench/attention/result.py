@@ -8,32 +8,48 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paged_ops.bench.attention.limits import MATMUL_FLOPS, UNIT_FLOPS
-from paged_ops.bench.timing import Samples
+from paged_ops.bench.timing import Samples, median_ratio
 from paged_ops.bench.workloads import Workload
 
 OURS = "paged"
 
 
+Times = Mapping[str, tuple[float, ...]]
+"""Seconds of each round, by name."""
+
+
 @dataclass(frozen=True)
 class Figures:
-    """Medians of one kind of call, cold or warm, and what follows from them.
+    """What follows from the times of one kind of call, cold or warm.
+
+    A ratio or a share is the median of those within each round.
 
     Attributes
     ----------
     workload : Workload
         What was run.
-    seconds : mapping of str to float
+    times : mapping of str to tuple of float
         By peer, `OURS` among them.
-    limits : mapping of str to float
+    limit_times : mapping of str to tuple of float
         By limit.
     is_write : bool
         Whether K and V were written instead of attended to.
     """
 
     workload: Workload
-    seconds: Mapping[str, float]
-    limits: Mapping[str, float]
+    times: Times
+    limit_times: Times
     is_write: bool
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Medians, by peer."""
+        return _medians(self.times)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Medians, by limit."""
+        return _medians(self.limit_times)
 
     @property
     def gigabytes_per_second(self) -> float:
@@ -48,8 +64,8 @@ class Figures:
     @property
     def ratios(self) -> dict[str, float]:
         """Our time over each peer's: below 1 ours is the faster one."""
-        ours = self.seconds[OURS]
-        return {name: ours / other for name, other in self.seconds.items() if name != OURS}
+        others = {name: times for name, times in self.times.items() if name != OURS}
+        return {name: 1 / self._over_ours(times) for name, times in others.items()}
 
     @property
     def best_peer(self) -> str | None:
@@ -63,8 +79,8 @@ class Figures:
 
         None where reading could not be timed.
         """
-        limit = self.limits.get("copy" if self.is_write else "blocks")
-        return None if limit is None else limit / self.seconds[OURS]
+        limit = self.limit_times.get("copy" if self.is_write else "blocks")
+        return None if limit is None else self._over_ours(limit)
 
     @property
     def share_of_products(self) -> float | None:
@@ -75,11 +91,10 @@ class Figures:
         """
         if self.is_write:
             return None
-        if "unit" in self.limits:
-            seconds = self.limits["unit"] / UNIT_FLOPS
-        else:
-            seconds = self.limits["matmul"] / MATMUL_FLOPS
-        return self.workload.flops * seconds / self.seconds[OURS]
+        unit, flops = self.limit_times.get("unit"), UNIT_FLOPS
+        if unit is None:
+            unit, flops = self.limit_times["matmul"], MATMUL_FLOPS
+        return self.workload.flops / flops * self._over_ours(unit)
 
     @property
     def share_of_limit(self) -> float | None:
@@ -88,11 +103,14 @@ class Figures:
             return None
         return max(self.share_of_memory, self.share_of_products or 0.0)
 
+    def _over_ours(self, times: tuple[float, ...]) -> float:
+        return median_ratio(times, self.times[OURS])
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything, for a JSON file."""
         return {
-            "seconds": dict(self.seconds),
-            "limits": dict(self.limits),
+            "seconds": self.seconds,
+            "limits": self.limits,
             "GB/s": self.gigabytes_per_second,
             "GFLOP/s": self.gigaflops,
             "ratios": self.ratios,
@@ -141,10 +159,10 @@ class Result:
         return self._figures("warm")
 
     def _figures(self, kind: str) -> Figures:
-        def medians(samples: Mapping[str, Samples]) -> dict[str, float]:
-            return {name: statistics.median(getattr(each, kind)) for name, each in samples.items()}
+        def times(samples: Mapping[str, Samples]) -> Times:
+            return {name: getattr(each, kind) for name, each in samples.items()}
 
-        return Figures(self.workload, medians(self.samples), medians(self.limits), self.is_write)
+        return Figures(self.workload, times(self.samples), times(self.limits), self.is_write)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, for a JSON file."""
@@ -162,3 +180,7 @@ class Result:
                 name: asdict(each) for name, each in {**self.samples, **self.limits}.items()
             },
         }
+
+
+def _medians(times: Times) -> dict[str, float]:
+    return {name: statistics.median(each) for name, each in times.items()}
