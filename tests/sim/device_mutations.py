@@ -1,8 +1,8 @@
 """Break the simulated device on purpose, in one place at a time, and see that its tests notice.
 
-``python -m tests.sim.device_mutations`` makes each mutant in a copy of the tests, builds the device
-and runs the tests of its rules or of its model there. The exit code is the number of mutants that
-none of them noticed: a rule that isn't enforced, a cost that nobody pays.
+``python -m tests.sim.device_mutations`` makes the mutants in a copy of the tests, one after the
+other, builds the device and runs the tests of its rules or of its model there. The exit code is the
+number of mutants that none of them noticed: a rule that isn't enforced, a cost that nobody pays.
 """
 
 from __future__ import annotations
@@ -157,30 +157,38 @@ def failures(tests: tuple[str, str], folder: Path) -> str:
     return failed[0].split("::")[-1].split(" - ")[0] if failed else f"exit code {done.returncode}"
 
 
-def judge(tests: tuple[str, str], mutant: Mutant | None = None) -> str:
-    """Say which test noticed a mutant, or "" if none did; without one, what fails as it is."""
-    with tempfile.TemporaryDirectory() as directory:
-        folder = Path(directory)
-        for name in ("tests", "op_kernel", "op_host", "paged_ops"):
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-        shutil.copy(ROOT / "pyproject.toml", folder)
-        if mutant is not None:
-            apply(mutant, folder / SIMULATOR)
+def judge(tests: tuple[str, str], mutant: Mutant, folder: Path) -> str:
+    """Say which test noticed a mutant, or "" if none did; `folder` is as it was afterwards."""
+    path = folder / SIMULATOR / mutant.file
+    text = path.read_text(encoding="utf-8")
+    apply(mutant, folder / SIMULATOR)
+    try:
         return failures(tests, folder)
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def copy_of_the_sources(folder: Path) -> None:
+    for name in ("tests", "op_kernel", "op_host", "paged_ops"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
 
 
 def main() -> None:
     """Judge every mutant and print the table."""
     missed = 0
     print("| mutant of the simulated device | noticed by |\n|---|---|")
-    for tests, mutants in MUTANTS.items():
-        if verdict := judge(tests):
-            sys.exit(f"{tests[0]} as it is: {verdict}")
-        for mutant in mutants:
-            verdict = judge(tests, mutant)
-            missed += not verdict
-            print(f"| {mutant.fault} | {verdict or 'NOTHING'} |", flush=True)
+    # One copy for all, so that each mutant builds only what it changes.
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        copy_of_the_sources(folder)
+        for tests, mutants in MUTANTS.items():
+            if verdict := failures(tests, folder):
+                sys.exit(f"{tests[0]} as it is: {verdict}")
+            for mutant in mutants:
+                verdict = judge(tests, mutant, folder)
+                missed += not verdict
+                print(f"| {mutant.fault} | {verdict or 'NOTHING'} |", flush=True)
     total = sum(map(len, MUTANTS.values()))
     print(f"\n{total - missed} of {total} noticed")
     sys.exit(missed)
