@@ -82,6 +82,8 @@ class AttentionSoftmax {
     for (int64_t i = 0; i < bands; ++i) {
       totals_[i].acc = NewBuffer<float>(pipe, most_rows_ * value_dim_);
     }
+    scale_granule_ = NewBuffer<float>(pipe, 2 * kGranule);
+    cap_granule_ = scale_granule_[kGranule];
     lanes_ = NewBuffer<float>(pipe, kNumLaneBuffers * kRepeatLanes);
     for (int64_t i = 0; i < kMostBands; ++i) {
       totals_[i].max = lanes_[2 * i * kRepeatLanes];
@@ -93,8 +95,6 @@ class AttentionSoftmax {
       max_[i] = lanes_[(7 + 2 * i) * kRepeatLanes];
       sum_[i] = lanes_[(8 + 2 * i) * kRepeatLanes];
     }
-    scale_granule_ = NewBuffer<float>(pipe, 2 * kGranule);
-    cap_granule_ = scale_granule_[kGranule];
     rows_out_.Init(pipe, tiling_->part_elements);
   }
 
