@@ -13,23 +13,23 @@ from collections.abc import Sequence
 from functools import partial
 
 from tests.sim import counting, kernel_calls
-from tests.sim.harness import PIPES, CoreCounters, Counters, launch
+from tests.sim.harness import PIPES, CoreCounters, Counters, configured, launch
 from tests.sim.scalar import CALLS, standard_case
 
-CLOCK = 1.8e9  # cycles a second
+MEGAHERTZ = 1800  # of a 910B2 and B3; a B1 has 1850, a B4 1500
 HBM = 1.6e12  # bytes a second
 CUBES = 24
 STEP = 2 * 16**3  # operations of a cube core in a cycle
 
 
-def roofline(name: str) -> float:
+def roofline(name: str, clock: int = MEGAHERTZ) -> float:
     """Return the cycles of a call's bytes from HBM, or of its products, whichever is more."""
     lengths = CALLS[name]["seq_lens"]
     new = CALLS[name].get("query_lens", [1] * len(lengths))
     pairs = sum(q * (k - q) + q * (q + 1) // 2 for q, k in zip(new, lengths, strict=True))
     operations = 4 * 32 * 128 * pairs
     cache_bytes = 2 * sum(lengths) * 8 * 128 * 2
-    return max(cache_bytes / HBM * CLOCK, operations / (CUBES * STEP))
+    return max(cache_bytes / HBM * clock * 1e6, operations / (CUBES * STEP))
 
 
 def measure(name: str, wanted: str = "mixed") -> Counters:
@@ -53,12 +53,13 @@ def _print_cores(kind: str, cores: Sequence[CoreCounters]) -> None:
         print(f"  repeats whose sources share a group of banks: {conflicts / repeats:.0%}")
 
 
-def _print_call(name: str, wanted: str) -> None:
-    counters = measure(name, wanted)
-    least = roofline(name)
+def _print_call(name: str, wanted: str, clock: int) -> None:
+    with configured(clock_mhz=clock):
+        counters = measure(name, wanted)
+    least = roofline(name, clock)
     cycles = counters.total_cycles
     print(
-        f"{name}, {wanted} kernel: {cycles:,} cycles, {cycles / CLOCK * 1e6:,.0f} us, "
+        f"{name}, {wanted} kernel: {cycles:,} cycles, {cycles / clock:,.0f} us, "
         f"{cycles / least:.2f} times the roofline's {least:,.0f}"
     )
     cubes = counters.of_kind(cube=True)
@@ -78,13 +79,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.cost", description=__doc__)
     parser.add_argument("calls", nargs="*", default=["decode-16x2048", "prefill-2048"])
     parser.add_argument("--kernel", default="mixed", choices=["mixed", "vector"])
+    parser.add_argument("--clock", type=int, default=MEGAHERTZ, help="megahertz of the cores")
     arguments = parser.parse_args()
     if not counting.is_possible():
         print("scalar instructions are not counted on this host: 2 cycles for each issued")
     for name in arguments.calls:
         if name not in CALLS:
             parser.error(f"{name} is none of {', '.join(CALLS)}")
-        _print_call(name, arguments.kernel)
+        _print_call(name, arguments.kernel, arguments.clock)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,11 @@ def test_a_counter_counts_each_instruction_and_keeps_the_flags(tmp_path: Path) -
     assert lines[-1] == {"sum.h:9"}
 
 
+def test_a_call_of_what_is_not_counted_is_refused() -> None:
+    with pytest.raises(ValueError, match="nobody counts the instructions of memcpy"):
+        Instrumenter([]).run("here:\n\tcall\thidden\n\tcall\tmemcpy@PLT\nhidden:\n\tret\n")
+
+
 def rounds(n: int) -> CoreCount:
     (core,) = count(Kernel(HERE / "kernels" / "scalar.cpp", "rounds"), 1, n)
     return core
