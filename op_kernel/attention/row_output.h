@@ -14,11 +14,10 @@ template <typename T, typename Queue = AscendC::TQue<AscendC::TPosition::VECOUT,
 class RowOutput {
  public:
   // `rows` query rows are written at a time, a multiple of kGranule, through buffers of
-  // `rows_out` that hold as many. Its owner may use the queue for other tensors, too. A unit has at
-  // most `most_rows`.
+  // `rows_out` that hold as many, and a granule for each row of a unit. Its owner may use the queue
+  // for other tensors, too.
   __aicore__ inline void Init(const AttentionTensors& tensors, const AttentionTilingData& tiling,
-                              AscendC::TPipe* pipe, Queue* rows_out, int64_t rows,
-                              int64_t most_rows) {
+                              AscendC::TPipe* pipe, Queue* rows_out, int64_t rows) {
     tiling_ = &tiling;
     rows_out_ = rows_out;
     rows_ = rows;
@@ -108,12 +107,11 @@ class RowOutput {
       CopyRowsOut(to, rows, copied, width_, layout.head_stride);
       return copied;
     }
-    const int64_t tokens = (end - i) / heads;
+    const int64_t tokens = Divide(end - i, tiling_->per_kv_head);
     CopyRowsOut(to, rows, tokens, heads * width_, layout.token_stride);
     return tokens * heads;
   }
 
-  // A buffer of rows has room for a granule for each row of a unit.
   __aicore__ inline void StoreLse(const Unit& unit, const RowState& state) {
     AscendC::LocalTensor<T> rows = rows_out_->template AllocTensor<T>();
     const Float lse = rows.template ReinterpretCast<float>();

@@ -130,7 +130,7 @@ class CubeHalf {
       for (int64_t begin = 0; begin < kPiece; begin += TileKeys()) {
         AddValuesOfTile(StepAt(oldest), begin);
       }
-      AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_FIX>(kProductsReady);
+      TellProducts();
     }
   }
 
@@ -148,8 +148,13 @@ class CubeHalf {
       }
     }
     if (ends_one) {
-      AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_FIX>(kProductsReady);
+      TellProducts();
     }
+  }
+
+  // The products of the oldest step are there.
+  __aicore__ inline void TellProducts() {
+    AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_FIX>(kProductsReady);
   }
 
   // Steps with keys, by their number: the next one, this one, and those in flight.

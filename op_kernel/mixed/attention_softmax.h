@@ -48,7 +48,7 @@ class AttentionSoftmax {
     // Rows of output that leave at a time.
     const int64_t rows =
         Smaller(tiling.part_elements / value_dim_ / kGranule * kGranule, kRepeatLanes);
-    row_output_.Init(tensors, tiling, pipe, &rows_out_, rows, most_rows_);
+    row_output_.Init(tensors, tiling, pipe, &rows_out_, rows);
     GM_ADDR states = tensors.workspace + AscendC::GetBlockNum() * tiling.exchange_bytes;
     piece_states_.Init(tiling, states, pipe, kGranule);
     FillConstants();
@@ -82,6 +82,8 @@ class AttentionSoftmax {
     for (int64_t i = 0; i < bands; ++i) {
       totals_[i].acc = NewBuffer<float>(pipe, most_rows_ * value_dim_);
     }
+    scale_granule_ = NewBuffer<float>(pipe, 2 * kGranule);
+    cap_granule_ = scale_granule_[kGranule];
     lanes_ = NewBuffer<float>(pipe, kNumLaneBuffers * kRepeatLanes);
     for (int64_t i = 0; i < kMostBands; ++i) {
       totals_[i].max = lanes_[2 * i * kRepeatLanes];
@@ -93,8 +95,6 @@ class AttentionSoftmax {
       max_[i] = lanes_[(7 + 2 * i) * kRepeatLanes];
       sum_[i] = lanes_[(8 + 2 * i) * kRepeatLanes];
     }
-    scale_granule_ = NewBuffer<float>(pipe, 2 * kGranule);
-    cap_granule_ = scale_granule_[kGranule];
     rows_out_.Init(pipe, tiling_->part_elements);
   }
 
@@ -221,11 +221,15 @@ class AttentionSoftmax {
   __aicore__ inline int32_t TakeScores(const Share& share, int64_t ahead) {
     const int32_t taken = stream_.Take();
     const HeldChunk& held = stream_.Held(taken);
-    if (has_options_) {
-      ApplyOptions({stream_.In(taken), held.keys, share.rows}, held, AlibiOf(ahead));
-    }
-    if (held.hides) {
-      HideScores(*tiling_, share.seen, {stream_.In(taken), held.keys, share.rows}, held.first);
+    if (has_options_ || held.hides) {
+      const int64_t keys = Smaller(share.chunk_keys, share.last_key - held.first);
+      const ScoreChunk chunk = {stream_.In(taken), keys, share.rows};
+      if (has_options_) {
+        ApplyOptions(chunk, held, AlibiOf(ahead));
+      }
+      if (held.hides) {
+        HideScores(*tiling_, share.seen, chunk, held.first);
+      }
     }
     return taken;
   }
@@ -272,7 +276,7 @@ class AttentionSoftmax {
   __aicore__ inline void StoreWeights(const Share& share, int32_t buffer) {
     const HeldChunk& chunk = stream_.Held(buffer);
     const uint32_t first = static_cast<uint32_t>(chunk.span_first);
-    const uint32_t keys = static_cast<uint32_t>(chunk.span_last) - first;
+    const uint32_t keys = chunk.span_keys;
     const uint32_t rows = static_cast<uint32_t>(share.rows);
     const uint32_t pitch = rows > kFractal ? keys + 1 : keys;  // granules of a column
     const Float from = stream_.In(buffer)[first * rows];
@@ -290,8 +294,8 @@ class AttentionSoftmax {
         static_cast<uint16_t>(rows / kFractal), static_cast<uint16_t>(keys),
         static_cast<uint16_t>(pitch - keys), static_cast<uint16_t>(tiling_->exchange_keys - keys));
     const AscendC::GlobalTensor<T> to = exchange_.Weights(share.step.buffer, share.first_row);
-    AscendC::DataCopy(to[(chunk.first + chunk.span_first) * kFractal],
-                      rows_out_.template DeQue<T>(), params);
+    rows_out_.template DeQue<T>();
+    AscendC::DataCopy(to[(chunk.first + chunk.span_first) * kFractal], weights, params);
     rows_out_.FreeTensor(weights);
   }
 
@@ -355,7 +359,7 @@ class AttentionSoftmax {
   __aicore__ inline void ApplyOptions(const ScoreChunk& taken, const HeldChunk& held,
                                       Alibi& alibi) {
     SetKeys(taken, 0, held.span_first, 0.0f);
-    SetKeys(taken, held.span_last, taken.keys, 0.0f);
+    SetKeys(taken, held.span_first + held.span_keys, taken.keys, 0.0f);
     Barrier();
     AscendC::Muls(taken.scores, taken.scores, tiling_->scale, CountOf(taken));
     Barrier();

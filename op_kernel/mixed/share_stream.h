@@ -37,22 +37,25 @@ struct Share {
   Visibility seen;
   // Of the chunks.
   int32_t chunk_keys;
-  int32_t first_key;  // of the piece, where the first one begins: a multiple of kSlabPair
-  int32_t last_key;   // where the last one ends
+  int32_t first_key;     // of the piece, where the first one begins: a multiple of kSlabPair
+  int32_t last_key;      // where the last one ends
+  uint32_t plain_first;  // chunks that come in whole, all keys of which all rows see
+  uint32_t num_plain;
   uint32_t maxima_slab;
-  // How whole chunks come in.
+  // How whole chunks come in: from where, and how far it is to the next one.
+  AscendC::GlobalTensor<float> scores;
+  int64_t apart;
   AscendC::DataCopyParams whole;
 };
 
 // The scores in a buffer: some keys of a share.
 struct HeldChunk {
-  int32_t first;  // key of the piece, a multiple of kSlabPair
-  int32_t keys;   // a multiple of kSlabPair
-  // Keys with scores, counted from `first`.
+  int32_t first;   // key of the piece, a multiple of kSlabPair
+  uint32_t lanes;  // scores of whole slabs, in pairs
+  // Keys with scores, from so many after `first` on.
   int32_t span_first;
-  int32_t span_last;
-  uint32_t lanes;  // keys x rows
-  bool hides;      // some row doesn't see some key
+  uint32_t span_keys;
+  bool hides;  // some row doesn't see some key
 };
 
 // The shares that a pass works on, and its rounds.
@@ -228,30 +231,35 @@ class ShareStream {
 
   __aicore__ inline void LoadScores(const Share& share, int64_t index) {
     const int32_t buffer = ring_.Begin();
-    const int32_t first = share.first_key + static_cast<int32_t>(index) * share.chunk_keys;
-    const int32_t span_first = static_cast<int32_t>(share.step.span.first) - first;
-    const int32_t span_last = static_cast<int32_t>(share.step.span.last) - first;
-    const uint32_t rows = static_cast<uint32_t>(share.rows);
+    const uint32_t chunk = static_cast<uint32_t>(index);
     HeldChunk& held = held_[buffer];
-    held.first = first;
-    held.keys = share.chunk_keys;
-    held.span_first = 0;
-    held.span_last = share.chunk_keys;
+    held.first = share.first_key + static_cast<int32_t>(chunk) * share.chunk_keys;
     held.lanes = static_cast<uint32_t>(kChunkScores);
-    AscendC::DataCopyParams params = share.whole;
-    if (span_first > 0 || span_last < share.chunk_keys) {
-      held.span_first = span_first > 0 ? span_first : 0;
-      held.span_last = span_last < share.chunk_keys ? span_last : share.chunk_keys;
-      const int32_t left = share.last_key - first;
-      held.keys = left < share.chunk_keys ? left : share.chunk_keys;
-      held.lanes = static_cast<uint32_t>(held.keys) * rows;
-      params = CopyOf(share, static_cast<uint32_t>(held.span_last - held.span_first));
+    held.span_first = 0;
+    held.span_keys = static_cast<uint32_t>(share.chunk_keys);
+    held.hides = chunk - share.plain_first >= share.num_plain;
+    const AscendC::GlobalTensor<float> from = share.scores[chunk * share.apart];
+    if (held.hides) {
+      LoadPart(share, held, from, buffer);
+    } else {
+      AscendC::DataCopy(ring_.At(buffer), from, share.whole);
     }
-    held.hides = first < share.seen.by_all.first || share.seen.by_all.last < first + held.keys;
-    const int64_t at = (first + held.span_first) * share.step.pitch + share.first_row;
-    AscendC::DataCopy(ring_.At(buffer)[static_cast<uint32_t>(held.span_first) * rows],
-                      exchange_->Scores(share.step.buffer)[at], params);
     ring_.End(buffer);
+  }
+
+  // The scores of a chunk that may be cut at its ends.
+  __aicore__ inline void LoadPart(const Share& share, HeldChunk& held,
+                                  const AscendC::GlobalTensor<float>& from, int32_t buffer) {
+    const uint32_t rows = static_cast<uint32_t>(share.rows);
+    const int32_t last = held.first + share.chunk_keys;
+    const int64_t end = Smaller(last, share.last_key);
+    const int64_t span_first = Larger(share.step.span.first, held.first);
+    const int64_t span_last = Smaller(share.step.span.last, end);
+    held.lanes = static_cast<uint32_t>(end - held.first) * rows;
+    held.span_first = static_cast<int32_t>(span_first) - held.first;
+    held.span_keys = static_cast<uint32_t>(span_last - span_first);
+    AscendC::DataCopy(ring_.At(buffer)[static_cast<uint32_t>(held.span_first) * rows],
+                      from[held.span_first * share.step.pitch], CopyOf(share, held.span_keys));
   }
 
   // How the scores of `keys` keys come in. Those of a core that has all rows lie side by side.
@@ -303,13 +311,31 @@ class ShareStream {
     }
     const int64_t slab = end == share.last_key ? kMaximaLanes : kSlabKeys * share.rows;
     share.maxima_slab = static_cast<uint32_t>(slab);
+    share.scores = exchange_->Scores(step.buffer)[share.first_key * step.pitch + share.first_row];
+    share.apart = share.chunk_keys * step.pitch;
     share.whole = CopyOf(share, static_cast<uint32_t>(share.chunk_keys));
     for (int64_t row = 0; row < share.num_rows; row += slice_rows_) {
       ++share.slices;
     }
     share.seen = {};
+    share.num_plain = 0;
     if (unit.num_rows > 0) {
       share.seen = VisibilityOf(*tiling_, unit, step.begin);
+      FindPlainChunks(share);
+    }
+  }
+
+  __aicore__ static inline void FindPlainChunks(Share& share) {
+    share.plain_first = 0;
+    int64_t begin = share.first_key;
+    while (begin < share.seen.by_all.first && begin < share.last_key) {
+      begin += share.chunk_keys;
+      ++share.plain_first;
+    }
+    const int64_t end = Smaller(share.seen.by_all.last, share.last_key);
+    while (begin + share.chunk_keys <= end) {
+      begin += share.chunk_keys;
+      ++share.num_plain;
     }
   }
 

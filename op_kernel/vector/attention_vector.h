@@ -47,7 +47,7 @@ class AttentionVector {
       alibi_slopes_.SetGlobalBuffer((__gm__ float*)tensors.alibi_slopes);
     }
     InitBuffers(pipe);
-    row_output_.Init(tensors, tiling, pipe, &output_out_, tiling.max_rows, tiling.max_rows);
+    row_output_.Init(tensors, tiling, pipe, &output_out_, tiling.max_rows);
     piece_states_.Init(tiling, tensors.workspace, pipe, tiling.max_rows);
     sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
     tables_.Init(tiling, tensors.block_tables);

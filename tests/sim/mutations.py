@@ -37,7 +37,11 @@ _CUBE, _SOFTMAX, _TO_CUBE = (
     "mixed/attention_softmax.h",
     "mixed/cube_copy.h",
 )
-_STREAM = "mixed/share_stream.h"
+_STREAM, _STEPS, _STAYING = (
+    "mixed/share_stream.h",
+    "mixed/piece_steps.h",
+    "mixed/staying_tiles.h",
+)
 _TABLES, _OPTIONS, _HIDE = (
     "attention/block_tables.h",
     "attention/score_options.h",
@@ -79,13 +83,19 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         ),
         Mutant("keys never freed", _VECTOR, "key_in_.FreeTensor(keys);", ""),
         Mutant("values never freed", _VECTOR, "value_in_.FreeTensor(values);", ""),
-        Mutant("an output row never freed", _OUTPUT, "rows_out_->FreeTensor(rows);", ""),
+        Mutant(
+            "an output row never freed",
+            _OUTPUT,
+            "      i += CopyTokensOut(unit, i, end, rows[(i - begin) * width_]);\n    }\n"
+            "    rows_out_->FreeTensor(rows);",
+            "      i += CopyTokensOut(unit, i, end, rows[(i - begin) * width_]);\n    }\n",
+        ),
         Mutant("values never enqueued", _VECTOR, "value_in_.EnQue(values);", ""),
         Mutant(
             "output copied without waiting for the vector unit",
             _OUTPUT,
-            "    rows_out_->EnQue(rows);\n    rows = rows_out_->template DeQue<T>();\n",
-            "",
+            "    }\n    rows_out_->EnQue(rows);\n    rows = rows_out_->template DeQue<T>();\n",
+            "    }\n",
         ),
         Mutant(
             "keys freed before they are used",
@@ -103,19 +113,19 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "a copy of one row too many",
             _TABLES,
-            "return tiling_->block_size - key % tiling_->block_size;",
-            "return tiling_->block_size + 1 - key % tiling_->block_size;",
+            "return tiling_->block_size - (key -",
+            "return tiling_->block_size + 1 - (key -",
         ),
         Mutant(
             "one block read too far",
             _TABLES,
-            "IdAt(sequence, key / tiling_->block_size)",
-            "IdAt(sequence, key / tiling_->block_size + 1)",
+            "IdAt(sequence, column) *",
+            "IdAt(sequence, column + 1) *",
         ),
         Mutant(
             "a block's offset forgotten",
             _TABLES,
-            "key % tiling_->block_size * layout.token_stride +",
+            "slot * layout.token_stride +",
             "0 +",
         ),
         Mutant("the KV head forgotten", _TABLES, "kv_head * layout.head_stride", "0"),
@@ -293,33 +303,32 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
             "workspace + 0 * group * tiling.exchange_bytes",
         ),
         Mutant(
-            "a buffer announced before it is filled",
-            "mixed/ring.h",
-            "    return buffer;\n  }\n\n  // The first one that was begun is full.\n"
-            "  __aicore__ inline void Filled() {\n    AscendC::SetFlag<filled>(first + filled_);\n",
-            "    AscendC::SetFlag<filled>(first + buffer);\n"
-            "    return buffer;\n  }\n\n  __aicore__ inline void Filled() {\n",
+            "keys announced before they come in",
+            _CUBE,
+            "    const uint32_t turn = tile_ring_.Begin();\n"
+            "    const AscendC::LocalTensor<T> keys =",
+            "    const uint32_t turn = tile_ring_.Begin();\n    tile_ring_.Filled(turn);\n"
+            "    tile_ring_.Use(turn);\n    const AscendC::LocalTensor<T> keys =",
         ),
         Mutant(
             "a buffer overwritten before it was used",
             "mixed/ring.h",
-            "    return use_;\n  }\n\n  __aicore__ inline void Used() {\n"
-            "    AscendC::SetFlag<freed>(first + use_);\n",
-            "    AscendC::SetFlag<freed>(first + use_);\n"
-            "    return use_;\n  }\n\n  __aicore__ inline void Used() {\n",
+            "    AscendC::WaitFlag<freed>(first + static_cast<int32_t>(buffer));\n"
+            "    return buffer;",
+            "    return buffer;",
         ),
         Mutant("flags left set at the end", _CUBE, "    scores_.Close();\n", ""),
         Mutant(
             "results stored while the matrix unit works on them",
             "mixed/cube_sums.h",
-            "void End() { ring_.Filled(); }",
-            "void End() {}",
+            "void End(uint32_t half) const { ring_.Filled(buffers_[half]); }",
+            "void End(uint32_t) const {}",
         ),
         Mutant(
             "both halves of a product in one buffer",
             "mixed/cube_sums.h",
-            "return At(buffers_[half]);",
-            "return At(buffers_[0 * half]);",
+            "return sums_[buffers_[half] *",
+            "return sums_[buffers_[0 * half] *",
         ),
         Mutant(
             "small products thought to stay in order",
@@ -352,44 +361,53 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
             "LoadRows<false>(Right(buffer), values",
         ),
         Mutant(
-            "fractals of the left factor in the wrong order",
+            "fractals of a factor in the wrong order",
             _TO_CUBE,
-            "static_cast<uint16_t>(apart), 0, 0, transposed, 0);",
-            "static_cast<uint16_t>(apart + 1), 0, 0, transposed, 0);",
+            "static_cast<uint8_t>(count), 1, 0, 0, transposed, 0);",
+            "static_cast<uint8_t>(count), 2, 0, 0, transposed, 0);",
         ),
         Mutant(
             "rows of zeros beyond the keys forgotten",
             _TO_CUBE,
-            "  ZeroRowsInL1(to, seen.last - span.first, span.last - span.first, layout.head_dim, "
-            "pitch);\n",
+            "  ZeroRowsOfFractal(to, seen.last - span.first, span.last - span.first, width);\n",
             "",
         ),
         Mutant(
             "rows of zeros beyond the queries forgotten",
             _CUBE,
-            "    ZeroRowsInL1(to, unit.num_rows, pitch, key_dim_, pitch);\n",
+            "    ZeroRowsInL1(to, unit.num_rows, step.pitch, KeyDim(), step.pitch);\n",
             "",
         ),
         Mutant(
             "results read with the wrong pitch",
             _CUBE,
-            "static_cast<uint16_t>(pitch), static_cast<uint32_t>(width), false);",
-            "static_cast<uint16_t>(pitch + kFractal), static_cast<uint32_t>(width), false);",
+            "static_cast<uint16_t>(pitch), width, false);",
+            "static_cast<uint16_t>(pitch + kFractal), width, false);",
         ),
         Mutant(
             "scores written to another tile's place",
             _CUBE,
-            "exchange_.Scores(step.buffer)[(begin + span.first) * rows]",
-            "exchange_.Scores(step.buffer)[span.first * rows]",
+            "exchange_.Scores(step.buffer)[(begin + tile.first) * rows]",
+            "exchange_.Scores(step.buffer)[tile.first * rows]",
         ),
         Mutant("half a cap", _OPTIONS, "scores, 2.0f / softcap,", "scores, 1.0f / softcap,"),
-        Mutant("a key beyond the causal mask not hidden", _HIDE, ".last <= key", ".last < key"),
-        Mutant("a key before the window not hidden", _HIDE, ".first <= key", ".first <= key + 1"),
+        Mutant(
+            "a key beyond the causal mask not hidden",
+            _HIDE,
+            "mask[0] = BitsBelow(row);",
+            "mask[0] = BitsBelow(row - heads);",
+        ),
+        Mutant(
+            "a key before the window not hidden",
+            _HIDE,
+            "~BitsBelow(row + tiling.sliding_window * heads);",
+            "~BitsBelow(row + (tiling.sliding_window + 1) * heads);",
+        ),
         Mutant(
             "both vector cores take the same rows",
             _STREAM,
-            "      share.first_row = first;\n",
-            "      share.first_row = 0;\n",
+            "share.first_row = is_second_ ? first : 0;",
+            "share.first_row = 0;",
         ),
         Mutant(
             "more L1 than there is",
@@ -400,69 +418,69 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "a buffer of scores too few",
             _STREAM,
-            "InitBuffer(ring_, tiling.chunk_buffers",
-            "InitBuffer(ring_, tiling.chunk_buffers - 1",
+            "ring_.Init(pipe, tiling.chunk_buffers);",
+            "ring_.Init(pipe, tiling.chunk_buffers - 1);",
         ),
         Mutant(
             "one more chunk of scores kept than there is room for",
             _STREAM,
-            "return tiling_->chunk_buffers - 2;",
-            "return tiling_->chunk_buffers - 1;",
+            "kept_ = tiling.chunk_buffers - 2;",
+            "kept_ = tiling.chunk_buffers - 1;",
         ),
         Mutant(
             "scores that stay overwritten by others",
             _SOFTMAX,
-            "stream_.ScoredChunk(round - 1) >= stream_.Kept()",
-            "stream_.ScoredChunk(round - 1) >= 0",
+            "scored_stays = chunk < stream_.Kept();",
+            "scored_stays = false;",
         ),
         Mutant(
             "scores never freed",
             _SOFTMAX,
-            "      stream_.Free(summed_.scores);\n",
+            "      stream_.Free(summed);\n",
             "",
         ),
-        Mutant("products never freed", _SOFTMAX, "    stream_.Free(products.acc);\n", ""),
+        Mutant("products never freed", _SOFTMAX, "    stream_.Free(buffer);\n", ""),
         Mutant(
             "a barrier too few between the rounds",
             _SOFTMAX,
-            "  __aicore__ inline void RunRound(int64_t round) {\n    Barrier();\n",
-            "  __aicore__ inline void RunRound(int64_t round) {\n",
+            "      Barrier();\n      if (weighed != kNothing) {\n        ExpScores",
+            "      if (weighed != kNothing) {\n        ExpScores",
         ),
         Mutant(
             "a barrier too few inside a round",
             _SOFTMAX,
-            "    Barrier();\n    scored_ = TakeScored(round);\n",
-            "    scored_ = TakeScored(round);\n",
+            "      Barrier();\n      const int64_t chunk = pass.last_chunk - round;\n",
+            "      const int64_t chunk = pass.last_chunk - round;\n",
         ),
         Mutant(
             "a barrier too few before the last slabs of a pass",
             _SOFTMAX,
-            "    Barrier();\n    AddLastSlabs(rounds);\n",
-            "    AddLastSlabs(rounds);\n",
+            "    Barrier();\n    AddLastSlabs(scored, scored_stays, summed);\n",
+            "    AddLastSlabs(scored, scored_stays, summed);\n",
         ),
         Mutant(
             "a slab of each chunk left out of the sums",
             _SOFTMAX,
-            "      sums_.AddSlab(summed_, CountSlabs(summed_) - 1);\n",
+            "      sums_.AddLast(stream_.In(summed));\n",
             "",
         ),
         Mutant(
             "the last rows of a unit not written",
             _SOFTMAX,
-            "    while (written_rows_ < stream_.Summed().step.unit.num_rows) {\n",
+            "    while (written_rows_ < summed.num_rows) {\n",
             "    while (false) {\n",
         ),
         Mutant(
             "the total prepared for the products of another step",
             _SOFTMAX,
             "ClosePass(scored, weighed, stream_.NextSummed());",
-            "ClosePass(scored, weighed, stream_.Summed());",
+            "ClosePass(scored, weighed, summed);",
         ),
         Mutant(
             "a stage of the total's preparation left out",
             _SOFTMAX,
-            "      OpenTotal(stage++, next_summed);\n",
-            "      OpenTotal(stage += 2, next_summed);\n",
+            "        OpenTotal(stage++, next_summed);\n",
+            "        OpenTotal(stage += 2, next_summed);\n",
         ),
         Mutant(
             "the maxima of steps in flight in one place",
@@ -482,6 +500,147 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
             _CUBE,
             "    AscendC::CrossCoreWaitFlag(kVerdictReady);\n",
             "",
+        ),
+        Mutant(
+            "tiles of a piece taken for those of the piece before",
+            _STAYING,
+            "    if (opens_piece) {\n",
+            "    if (false) {\n",
+        ),
+        Mutant(
+            "a tile that stays taken to be where it isn't",
+            _STAYING,
+            "tiles_[((shift_ + begin) & (kPiece - 1)) * width_]",
+            "tiles_[((shift_ + begin + tile_) & (kPiece - 1)) * width_]",
+        ),
+        Mutant(
+            "one total for both bands of a unit",
+            _SOFTMAX,
+            "return totals_[share.step.band];",
+            "return totals_[0];",
+        ),
+        Mutant(
+            "one band's queries for both",
+            _CUBE,
+            "const uint32_t query = query_index_[step.band];",
+            "const uint32_t query = query_index_[0];",
+        ),
+        Mutant(
+            "the band's keys taken for the unit's",
+            _CUBE,
+            "    return tile.first - static_cast<uint32_t>(tile.span.first);\n",
+            "    return 0 * tile.first;\n",
+        ),
+        Mutant(
+            "only the keys of the first band brought in",
+            _STEPS,
+            "step.unit_seen = unit_seen_;\n    step.unit_span = SpanOf(unit_seen_);",
+            "step.unit_seen = seen;\n    step.unit_span = SpanOf(seen);",
+        ),
+        Mutant("every step of a band begins it", _STEPS, "    is_opened_[band] = true;\n", ""),
+        Mutant(
+            "a band that doesn't end",
+            _STEPS,
+            "unit.keys.last <= begin_ + kPiece;",
+            "unit.keys.last <= begin_;",
+        ),
+        Mutant("queries never freed", _CUBE, "        query_ring_.Used(query);\n", ""),
+        Mutant(
+            "weights with a gap in UB written as if without",
+            _SOFTMAX,
+            "static_cast<uint16_t>(pitch - keys), static_cast<uint16_t>(tiling_->exchange_keys",
+            "0, static_cast<uint16_t>(tiling_->exchange_keys",
+        ),
+        Mutant(
+            "columns of weights read one after the other",
+            _CUBE,
+            "static_cast<uint16_t>(tiling_->exchange_keys - keys),",
+            "0,",
+        ),
+        Mutant(
+            "weights overwritten on their way out",
+            "mixed/part_ring.h",
+            "    AscendC::WaitFlag<AscendC::HardEvent::MTE3_V>(freed_[part_]);\n    return Part();",
+            "    return Part();",
+        ),
+        Mutant(
+            "a chunk read before it is there",
+            "mixed/chunk_ring.h",
+            "    AscendC::WaitFlag<AscendC::HardEvent::MTE2_V>(filled_[buffer]);\n",
+            "",
+        ),
+        Mutant(
+            "a chunk overwritten while it is used",
+            "mixed/chunk_ring.h",
+            "    AscendC::WaitFlag<AscendC::HardEvent::V_MTE2>(freed_[buffer]);\n"
+            "    return buffer;",
+            "    return buffer;",
+        ),
+        Mutant(
+            "every chunk thought to be seen by all rows",
+            _STREAM,
+            "held.hides = chunk - share.plain_first >= share.num_plain;",
+            "held.hides = false;",
+        ),
+        Mutant(
+            "a cut chunk read from the beginning",
+            _STREAM,
+            "from[held.span_first * share.step.pitch]",
+            "from[0 * share.step.pitch]",
+        ),
+        Mutant(
+            "slabs of maxima larger than a short chunk",
+            _STREAM,
+            "end == share.last_key ? kMaximaLanes : kSlabKeys * share.rows;",
+            "kMaximaLanes;",
+        ),
+        Mutant(
+            "rows of fractals one row apart in GM",
+            _TO_CUBE,
+            "matrices > 1 ? kFractal * stride : 0",
+            "matrices > 1 ? stride : 0",
+        ),
+        Mutant(
+            "rows written to the beginning of their fractals",
+            _TO_CUBE,
+            "(at - in_fractal) * width + in_fractal * kFractal], from[done",
+            "(at - in_fractal) * width], from[done",
+        ),
+        Mutant(
+            "quotients half as large",
+            "attention/visible.h",
+            "(n * by.multiplier) >> by.shift",
+            "(n * by.multiplier) >> (by.shift + 1)",
+        ),
+        Mutant(
+            "units dealt one too early",
+            "attention/work_units.h",
+            "at_ += skip_ + 1;",
+            "at_ += skip_;",
+        ),
+        Mutant(
+            "every unit of a row begins with its first piece",
+            "attention/work_units.h",
+            "      unit.piece += piece;\n",
+            "",
+        ),
+        Mutant(
+            "states stored one after the other",
+            "attention/piece_states.h",
+            "states[(r - begin) * pitch_], copied, pitch_, tiling_->max_pieces * pitch_",
+            "states[(r - begin) * pitch_], copied, pitch_, pitch_",
+        ),
+        Mutant(
+            "a state overwritten while it is folded",
+            "attention/piece_states.h",
+            "      AscendC::WaitFlag<AscendC::HardEvent::V_MTE2>(freed_);\n      CopyRowsIn",
+            "      CopyRowsIn",
+        ),
+        Mutant(
+            "the maximum of a row's pieces taken for their sum",
+            "attention/piece_states.h",
+            "BlockReduceMax(total.sum, sum_,",
+            "BlockReduceMax(total.sum, max_,",
         ),
     ),
     "write_kv": (
@@ -558,12 +717,13 @@ def _attention_verdict(folder: Path, wanted: str) -> str:
         make_case(torch.float16, seq_lens=[60], query_lens=[4], sliding_window=7, softcap=5.0),
         make_case(torch.float16, seq_lens=[1060], query_lens=[70], num_kv_heads=1, head_dim=32),
         make_case(torch.float16, seq_lens=[384], query_lens=[384], num_kv_heads=1, causal=False),
+        make_case(torch.float16, seq_lens=[700], query_lens=[600], sliding_window=350),
         make_case(torch.float16, seq_lens=[30, 200, 64], query_lens=[30, 1, 2], block_size=24),
     )
     # The third one has more scores than stay in UB, and rows that see nothing of a piece; the next
     # one as many as stay. The last ones are on a single group of cores: with more steps than are in
-    # flight at a time.
-    for case, cores in zip(cases, (48, 48, 4, 2, 2), strict=True):
+    # flight at a time; with units of two bands.
+    for case, cores in zip(cases, (48, 48, 4, 2, 2, 2), strict=True):
         run = kernel_calls.attention(
             *case.tensors, **case.options, folder=folder, seed=1, cores=cores, wanted=wanted
         )

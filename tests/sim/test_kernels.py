@@ -196,6 +196,46 @@ def test_scores_that_do_not_stay_are_read_again_and_change_no_bit(
     assert torch.equal(decode.output, first.output[last])
 
 
+# The keys of a unit's bands meet in one piece, begin in the midst of one, and differ at both ends.
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"seq_lens": [1100], "query_lens": [540]},
+        {"seq_lens": [700], "query_lens": [600], "sliding_window": 350, "block_size": 24},
+        {"seq_lens": [540], "query_lens": [540], "layout": "HND", "causal": False},
+    ],
+)
+def test_two_bands_of_a_unit_have_the_bits_of_units_of_their_own(kind: dict[str, Any]) -> None:
+    def apart(tiling: AttentionTilingData) -> None:
+        tiling.unit_rows = tiling.max_rows
+        tiling.per_unit.multiplier = 2**31 // tiling.max_rows + 1
+        tiling.per_unit.shift = 31
+
+    case = make_case(torch.float16, num_kv_heads=1, group=4, head_dim=128, **kind)
+    together = run(case, wanted="mixed", cores=2)
+    assert together.tiling.unit_rows == 2 * together.tiling.max_rows
+    assert_close(together, in_float64(case))
+    alone = run(case, wanted="mixed", cores=2, adjust=apart)
+    assert torch.equal(together.output, alone.output)
+    assert torch.equal(together.lse, alone.lse)
+    for name in ("key_cache", "value_cache"):
+        read = together.result.counters.traffic[name].read_bytes
+        assert read <= 0.6 * alone.result.counters.traffic[name].read_bytes
+
+
+def test_a_value_between_the_bands_of_a_unit_changes_no_bit_of_the_first_one() -> None:
+    # The tokens of a band of 128 rows are 2, so one is whole rows: nothing else tells of them.
+    case = make_case(
+        torch.float16, seq_lens=[40], query_lens=[40], num_kv_heads=1, group=64, head_dim=64
+    )
+    clean = run(case, wanted="mixed", cores=2)
+    assert clean.tiling.unit_rows == 2 * clean.tiling.max_rows
+    case.value_cache[case.block_tables[0, 1], 6] = torch.nan  # key 22, which token 22 sees first
+    poisoned = run(case, wanted="mixed", cores=2)
+    assert torch.equal(clean.output[:22], poisoned.output[:22])
+    assert poisoned.output[22:].isnan().all()
+
+
 @each_kernel
 def test_two_launches_with_one_tiling_follow_lengths_and_tables_changed_in_place(
     wanted: str,
