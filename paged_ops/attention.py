@@ -425,7 +425,7 @@ class PagedAttention(nn.Module):
 
 def _note(ledger: Ledger, undo: Callable[..., object], *arguments: object) -> None:
     """Let a change of the lengths be taken back with the change of the books that is under way."""
-    ledger.journal.notes.append((ledger, undo, *arguments))
+    ledger.note((ledger, undo, *arguments))
 
 
 def _knows(ledger: Ledger, request: Hashable) -> bool:

@@ -7,7 +7,7 @@ in readable torch.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +15,13 @@ from typing_extensions import Unpack
 
 import paged_ops.ops.registration  # noqa: F401  (registers the ops)
 from paged_ops.ops.checks import AttentionOptions
+
+
+def _scales(key_scale: Tensor | None, value_scale: Tensor | None) -> dict[str, Any]:
+    """Name the scales that are given: torch takes longer over an argument by name than this."""
+    if key_scale is None and value_scale is None:
+        return {}
+    return {"key_scale": key_scale, "value_scale": value_scale}
 
 
 def attention(
@@ -124,19 +131,21 @@ def attention(
     torch.Size([2, 8, 64])
     """
     arguments = (query, key_cache, value_cache, block_tables, seq_lens, query_start_loc)
-    options = {
-        "scale": scale,
-        "causal": causal,
-        "sliding_window": sliding_window,
-        "softcap": softcap,
-        "alibi_slopes": alibi_slopes,
-        "sinks": sinks,
-        "key_scale": key_scale,
-        "value_scale": value_scale,
-        "tree_mask": tree_mask,
-    }
-    # What isn't named costs the call nothing.
-    given = {name: option for name, option in options.items() if option is not None}
+    given: dict[str, Any] = _scales(key_scale, value_scale)
+    if scale is not None:
+        given["scale"] = scale
+    if causal is not True:
+        given["causal"] = causal
+    if sliding_window is not None:
+        given["sliding_window"] = sliding_window
+    if softcap != 0.0:
+        given["softcap"] = softcap
+    if alibi_slopes is not None:
+        given["alibi_slopes"] = alibi_slopes
+    if sinks is not None:
+        given["sinks"] = sinks
+    if tree_mask is not None:
+        given["tree_mask"] = tree_mask
     if out is None:
         return cast("Tensor", torch.ops.paged.attention.default(*arguments, **given))
     return cast("Tensor", torch.ops.paged.attention.out(*arguments, **given, out=out))
@@ -243,13 +252,7 @@ def write_kv(
     [1.0, 2.0]
     """
     torch.ops.paged.write_kv.default(
-        key,
-        value,
-        key_cache,
-        value_cache,
-        slot_mapping,
-        key_scale=key_scale,
-        value_scale=value_scale,
+        key, value, key_cache, value_cache, slot_mapping, **_scales(key_scale, value_scale)
     )
 
 
@@ -332,7 +335,7 @@ def copy_blocks(
     [1.0, 0.0, 2.0]
     """
     torch.ops.paged.copy_blocks.default(
-        key_cache, value_cache, block_mapping, key_scale=key_scale, value_scale=value_scale
+        key_cache, value_cache, block_mapping, **_scales(key_scale, value_scale)
     )
 
 
@@ -389,7 +392,6 @@ def gather_kv(
         block_tables,
         seq_lens,
         num_tokens=num_tokens,
-        key_scale=key_scale,
-        value_scale=value_scale,
+        **_scales(key_scale, value_scale),
     )
     return cast("tuple[Tensor, Tensor]", result)

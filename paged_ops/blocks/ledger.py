@@ -63,7 +63,8 @@ class Ledger:
     prompt_tokens, hit_tokens, preemptions : int
         As in `BlockStats`.
     note : callable
-        Notes what undoes a step, before the step: this ledger, a callable, its arguments.
+        Notes what undoes a step, before the step: this ledger, a callable, its arguments. Whoever
+        keeps something of their own that changes with the books notes that as well.
     """
 
     def __init__(
@@ -322,8 +323,7 @@ class Ledger:
     def publish(self, contents: Iterable[tuple[bytes, int]]) -> None:
         """Let held blocks be found by their digests, because what these name is written."""
         self.note((self, self.rebuild))  # a content is there, or is forgotten
-        for digest, block in contents:
-            self.stock.publish(digest, block)
+        self.stock.publish(contents)
 
     def flush(self) -> None:
         """Forget all contents, and begin a generation that no present request belongs to."""

@@ -57,23 +57,30 @@ class PrefixCache:
         """List every content that is found as an event."""
         return (Stored(digest, block) for digest, block in self._blocks.items())
 
-    def publish(self, digest: bytes, block: int) -> int | None:
-        """List a block that a request holds; return the idle block that it makes worthless."""
-        if block in self._digests:
-            return None
-        found = self._blocks.setdefault(digest, block)
-        if found == block:
-            self._digests[block] = digest
+    def publish(self, contents: Iterable[tuple[bytes, int]]) -> list[int]:
+        """List blocks that a request holds; return the idle blocks that it makes worthless."""
+        blocks, digests, worthless = self._blocks, self._digests, []
+        for digest, block in contents:
+            if block in digests:
+                continue
+            found = blocks.setdefault(digest, block)
+            if found != block:
+                worthless += self._publish_twin(digest, block, found)
+                continue
+            digests[block] = digest
             if self._streams:
                 self._tell(Stored(digest, block))
-            return None
+        return worthless
+
+    def _publish_twin(self, digest: bytes, block: int, found: int) -> list[int]:
+        """List a block beside the one that is found, or in its place if that is idle."""
         self._twins.setdefault(digest, {})[block] = None
         self._digests[block] = digest
         if found not in self._idle:
-            return None
+            return []
         del self._idle[found]
         self.unpublish(found)
-        return found
+        return [found]
 
     def unpublish(self, block: int) -> None:
         """Forget the content of a block that is about to change. It must not be idle."""
@@ -94,16 +101,19 @@ class PrefixCache:
         if not twins:
             self._twins.pop(digest, None)
 
-    def retire(self, block: int) -> bool:
-        """Make a block idle that its last request has left; say whether that is worth while."""
-        digest = self._digests.get(block)
-        if digest is None:
-            return False
-        if digest in self._twins:
-            self.unpublish(block)
-            return False
-        self._idle[block] = None
-        return True
+    def retire(self, blocks: Iterable[int]) -> list[int]:
+        """Make blocks idle that their last request has left; return those not worth keeping."""
+        digests, twins, idle, worthless = self._digests, self._twins, self._idle, []
+        for block in blocks:
+            digest = digests.get(block)
+            if digest is None:
+                worthless.append(block)
+            elif digest in twins:
+                self.unpublish(block)
+                worthless.append(block)
+            else:
+                idle[block] = None
+        return worthless
 
     def revive(self, block: int) -> None:
         """Take an idle block out of the queue for a request that found it."""

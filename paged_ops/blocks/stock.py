@@ -13,6 +13,7 @@ is never wrong.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from paged_ops.blocks.prefix_cache import PrefixCache
 
@@ -77,16 +78,16 @@ class Stock:
 
     def release(self, blocks: list[int]) -> None:
         """Take one owner off each block; the last owner's leaving makes the block free."""
+        counts, left = self.counts, []
         for block in reversed(blocks):
-            self.counts[block] -= 1
-            if not self.counts[block] and not self.prefix.retire(block):
-                self.free.append(block)
+            counts[block] -= 1
+            if not counts[block]:
+                left.append(block)
+        self.free += self.prefix.retire(left)
 
-    def publish(self, digest: bytes, block: int) -> None:
-        """Let a held block be found; an idle one with its content becomes plain free."""
-        worthless = self.prefix.publish(digest, block)
-        if worthless is not None:
-            self.free.append(worthless)
+    def publish(self, contents: Iterable[tuple[bytes, int]]) -> None:
+        """Let held blocks be found; idle ones with their contents become plain free."""
+        self.free += self.prefix.publish(contents)
 
     def forget(self) -> None:
         """Make everything unfindable. Of the free blocks, those that could be found go out last."""

@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <utility>
@@ -17,6 +18,7 @@ namespace paged {
 namespace {
 
 using torch::stable::detail::from;
+using torch::stable::detail::to;
 
 // The device of a call is that of its first tensor: the checks hold all others to it.
 const Backend& backend_of(const Checks& checks, const Argument& first) {
@@ -52,7 +54,7 @@ void count_write(const Backend& backend, const Argument& written) {
   std::array<StableIValue, 1> stack = {from(written.tensor())};
   STABLE_TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher("aten::is_inference", "", stack.data(), TORCH_ABI_VERSION));
-  if (!torch::stable::detail::to<bool>(stack[0])) backend.touch(written.tensor());
+  if (!to<bool>(stack[0])) backend.touch(written.tensor());
 }
 
 // The caches, and the scales that come with each token.
@@ -63,10 +65,25 @@ void count_pool_write(const Backend& backend, const PoolArguments& in, const Poo
   if (pool.value.scales.are_per_token) count_write(backend, in.value_scale);
 }
 
-// A new contiguous tensor [num_tokens, num_heads, head_dim] on the device of `like`.
+// A new contiguous tensor on the device of `like`. torch::stable::new_empty asks `like` for all
+// that is known here, and takes three times as long.
+template <size_t kRank>
+Tensor new_tensor(const Argument& like, const std::array<int64_t, kRank>& sizes, ScalarType dtype) {
+  std::array<int64_t, kRank> strides;
+  int64_t stride = 1;
+  for (size_t dim = kRank; dim-- > 0; stride *= std::max<int64_t>(sizes[dim], 1)) {
+    strides[dim] = stride;
+  }
+  AtenTensorHandle tensor = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      kRank, sizes.data(), strides.data(), to<int32_t>(from(dtype)),
+      to<int32_t>(from(like.device.type())), like.device.index(), &tensor));
+  return Tensor(tensor);
+}
+
 Tensor new_rows(const Argument& like, int64_t num_tokens, int64_t num_heads, int64_t head_dim,
                 ScalarType dtype) {
-  return torch::stable::new_empty(like.tensor(), {num_tokens, num_heads, head_dim}, dtype);
+  return new_tensor<3>(like, {num_tokens, num_heads, head_dim}, dtype);
 }
 
 Rows rows_of_new(const Tensor& tensor, int64_t num_heads, int64_t head_dim) {
@@ -74,7 +91,7 @@ Rows rows_of_new(const Tensor& tensor, int64_t num_heads, int64_t head_dim) {
 }
 
 Tensor new_lse(const Argument& like, int64_t num_tokens, int64_t num_heads) {
-  return torch::stable::new_empty(like.tensor(), {num_tokens, num_heads}, ScalarType::Float);
+  return new_tensor<2>(like, {num_tokens, num_heads}, ScalarType::Float);
 }
 
 enum class Form { kOutput, kOutputAndLse, kOut };

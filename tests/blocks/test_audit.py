@@ -89,12 +89,11 @@ def exchange_digests(manager: BlockManager) -> None:
     prefix.unpublish(1)
     assert one
     assert two
-    prefix.publish(two, 0)
-    prefix.publish(one, 1)
+    prefix.publish([(two, 0), (one, 1)])
 
 
 def make_an_owned_block_idle(manager: BlockManager) -> None:
-    manager.ledger.stock.prefix.retire(0)
+    manager.ledger.stock.prefix.retire([0])
 
 
 def free_a_published_block(manager: BlockManager) -> None:
