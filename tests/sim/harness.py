@@ -448,12 +448,14 @@ def launch(
         Number of vector cores, or of groups where the kernel states a type with cube cores.
     *args
         One for each parameter: an array or ``read(array)``, ``write(array)``, ``update(array)``,
-        copied to memory of exactly its size with red zones around; or an integer.
+        copied to memory of exactly its size with red zones around; or an integer. One argument
+        given twice is one copy.
     seed
         Fixes the order in which cores run.
 
     """
     buffers: list[_GuardedBuffer] = []
+    addresses: dict[_Argument, int] = {}
     words = (ctypes.c_uint64 * max(1, len(args)))()
     extra: list[str] = []
     try:
@@ -462,8 +464,10 @@ def launch(
                 words[i] = int(arg) % 2**64
                 continue
             argument = arg if isinstance(arg, _Argument) else read(arg)
-            buffers.append(_GuardedBuffer(argument, f"arg{i}"))
-            words[i] = buffers[-1].address
+            if argument not in addresses:
+                buffers.append(_GuardedBuffer(argument, f"arg{i}"))
+                addresses[argument] = buffers[-1].address
+            words[i] = addresses[argument]
         _runtime().sim_launch(kernel.entry, block_dim, words, len(args), seed)
         counters = _counters()
     finally:
