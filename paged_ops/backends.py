@@ -126,7 +126,7 @@ def npu_attention_kernel(
         )
     if cache_dtype not in (None, dtype, torch.int8):
         raise RuntimeError(
-            f"npu_attention_kernel: cache_dtype is {cache_dtype}, expected None, torch.int8 or dtype"
+            f"npu_attention_kernel: cache_dtype is {cache_dtype}, expected torch.int8 or None"
         )
     kernel: str = torch.ops.paged._npu_attention_kernel(
         name,
