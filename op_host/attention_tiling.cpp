@@ -51,16 +51,27 @@ void check_head_dim(const char* name, int64_t head_dim) {
   }
 }
 
-// The largest step that fits the unified buffer. 64 keys fill one vector repeat of scores, 16 rows
-// two repeats of a broadcast. Fewer keys cost more instructions per key in every phase, fewer rows
-// only in prefill and in large query groups, so from 32 keys on rows go first.
-AttentionStep choose_step(int64_t head_dim, int64_t head_dim_v, int64_t element_size) {
+// The largest step that fits the unified buffer; nothing if none does. 64 keys fill one vector
+// repeat of scores, 16 rows two repeats of a broadcast. Fewer keys cost more instructions per key
+// in every phase, fewer rows only in prefill and in large query groups, so from 32 keys on rows go
+// first.
+std::optional<AttentionStep> largest_step(const AttentionKind& kind) {
   constexpr AttentionStep kSteps[] = {{16, 64}, {16, 32}, {8, 32}, {16, 16}, {8, 16}};
   for (const AttentionStep& step : kSteps) {
-    if (attention_ub_bytes(head_dim, head_dim_v, element_size, step) <= kUsableUb) return step;
+    if (attention_ub_bytes(kind, step) <= kUsableUb) return step;
   }
-  throw Unsupported("head_dim is " + std::to_string(head_dim) + " and head_dim of value_cache " +
-                    std::to_string(head_dim_v) +
+  return std::nullopt;
+}
+
+// That V is a view of K saves room, but a step that grew by it would give a row other bits than
+// over two caches: the room is only used where nothing fits without.
+AttentionStep choose_step(const AttentionKind& kind) {
+  AttentionKind two_caches = kind;
+  two_caches.values_are_keys = false;
+  if (const auto step = largest_step(two_caches)) return *step;
+  if (const auto step = largest_step(kind)) return *step;
+  throw Unsupported("head_dim is " + std::to_string(kind.head_dim) +
+                    " and head_dim of value_cache " + std::to_string(kind.head_dim_v) +
                     ", expected less: 16 keys and 8 query rows don't fit the unified buffer of a "
                     "vector core");
 }
@@ -112,6 +123,11 @@ AttentionTilingData tiling_of(const AttentionShape& shape) {
   tiling.output = layout_of(shape.output);
   tiling.key = layout_of(shape.pool.key);
   tiling.value = layout_of(shape.pool.value);
+  tiling.key_scale = layout_of(shape.pool.key.scales);
+  tiling.value_scale = layout_of(shape.pool.value.scales);
+  tiling.values_are_keys = values_are_keys(shape.pool);
+  tiling.tree_columns = shape.tree_mask.num_columns;
+  tiling.tree_token_stride = shape.tree_mask.token_stride;
   tiling.sliding_window = shape.sliding_window;
   tiling.causal = shape.causal;
   tiling.has_query_start_loc = shape.has_query_start_loc;
@@ -135,10 +151,9 @@ int64_t states_bytes(const AttentionTilingData& tiling) {
   return states * (tiling.value.head_dim + kStateTail) * kFloat;
 }
 
-LaunchPlan<AttentionTilingData> plan_vector(AttentionTilingData tiling, Dtype dtype,
+LaunchPlan<AttentionTilingData> plan_vector(AttentionTilingData tiling, const AttentionKind& kind,
                                             const Soc& soc) {
-  const AttentionStep step =
-      choose_step(tiling.key.head_dim, tiling.value.head_dim, element_size(dtype));
+  const AttentionStep step = choose_step(kind);
   tiling.tile = step.tile;
   tiling.max_rows = step.rows;
   tiling.unit_rows = step.rows;
@@ -148,7 +163,9 @@ LaunchPlan<AttentionTilingData> plan_vector(AttentionTilingData tiling, Dtype dt
   tiling.split = tiling.max_pieces > 1 && row_blocks < kEnoughBlocksPerCore * soc.vector_cores &&
                  workspace <= kWorkspaceLimit;
   const int64_t units = tiling.split ? row_blocks * tiling.max_pieces : row_blocks;
-  return {"attention", "paged_attention_" + kernel_suffix(dtype), tiling,
+  const std::string caches =
+      is_quantised(kind.cache_dtype) ? "_" + kernel_suffix(kind.cache_dtype) : "";
+  return {"attention", "paged_attention_" + kernel_suffix(kind.dtype) + caches, tiling,
           std::clamp<int64_t>(units, 1, soc.vector_cores), tiling.split ? workspace : 0};
 }
 
@@ -290,26 +307,39 @@ int64_t softmax_ub_bytes(int64_t head_dim_v, const AttentionStep& step, int64_t 
   return bytes;
 }
 
-int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element_size,
-                           const AttentionStep& step) {
+int64_t attention_ub_bytes(const AttentionKind& kind, const AttentionStep& step) {
   const auto [rows, tile] = step;
+  const int64_t head_dim = kind.head_dim;
+  const int64_t head_dim_v = kind.head_dim_v;
+  const int64_t element = element_size(kind.dtype);
+  const int64_t cached = element_size(kind.cache_dtype);
+  // Rows of 8-bit elements begin on granules.
+  const auto row_bytes = [&](int64_t width) { return ceil_div(width * cached, 32) * 32; };
   const int64_t widest = std::max(head_dim, head_dim_v);
   int64_t bytes = 0;
-  bytes += 2 * rows * head_dim * element_size;                 // query_in, twice
-  bytes += 2 * tile * (head_dim + head_dim_v) * element_size;  // key_in and value_in, twice
-  bytes += rows * head_dim_v * element_size;                   // output_out
-  bytes += rows * kBlockLanes * kFloat;                        // lse_out
-  bytes += states_ub_bytes(head_dim_v, rows);
-  bytes += rows * head_dim * kFloat;                                       // queries, widened
-  if (element_size != kFloat) bytes += tile * widest * kFloat;             // a tile, widened
-  bytes += std::max(tile * kRepeatLanes, kSumRows * head_dim_v) * kFloat;  // products
-  bytes += 2 * rows * kRepeatLanes * kFloat;     // scores, and as much beside
-  bytes += kRepeatLanes * kBlockLanes * kFloat;  // weights, broadcast
-  bytes += 2 * rows * head_dim_v * kFloat;       // accumulators
+  bytes += 2 * rows * head_dim * element;                                // query_in, twice
+  bytes += 2 * tile * row_bytes(head_dim);                               // key_in, twice
+  if (!kind.values_are_keys) bytes += 2 * tile * row_bytes(head_dim_v);  // value_in, twice
+  bytes += rows * head_dim_v * element;                                  // output_out
+  bytes += rows * kBlockLanes * kFloat;                                  // lse_out
+  bytes += states_ub_bytes(head_dim_v, rows);             // or, without a split, the totals
+  bytes += rows * head_dim * kFloat;                      // queries, widened
+  if (cached != kFloat) bytes += tile * widest * kFloat;  // a tile, widened
+  const int64_t sums = kSumRows * std::min(head_dim_v, kSumColumns);
+  bytes += std::max(tile * kRepeatLanes, sums) * kFloat;  // products
+  bytes += 2 * rows * kRepeatLanes * kFloat;              // scores, and as much beside
+  bytes += kRepeatLanes * kBlockLanes * kFloat;           // weights, broadcast
+  bytes += rows * head_dim_v * kFloat;                    // accumulators
   bytes += kLaneBuffers * kMaxRows * kFloat;
   bytes += rows * kBlockLanes * kFloat;  // factors, broadcast
   bytes += kRepeatLanes * kFloat;        // indices
   bytes += 2 * kRepeatLanes * kFloat;    // sinks, and ones
+  if (is_quantised(kind.cache_dtype)) {
+    bytes += 4 * tile * kBlockLanes * kFloat;  // key_scale_in and value_scale_in, twice
+    bytes += 3 * kRepeatLanes * kFloat;        // their lanes, and offsets
+  }
+  // Always counted: a mask must not change how large a step is.
+  bytes += kMaxRows * (2 * kRepeatLanes + 2 * kBlockLanes);  // tree_in, twice, and its bits
   return bytes;
 }
 
@@ -320,25 +350,31 @@ std::optional<AttentionKernel> named_kernel(const std::string& name) {
   throw Unsupported("PAGED_NPU_KERNEL is \"" + name + "\", expected \"vector\" or \"mixed\"");
 }
 
-AttentionKernel choose_attention_kernel(int64_t head_dim, int64_t head_dim_v, Dtype dtype,
+AttentionKernel choose_attention_kernel(const AttentionKind& kind,
                                         std::optional<AttentionKernel> wanted) {
-  check_head_dim("head_dim", head_dim);
-  check_head_dim("head_dim of value_cache", head_dim_v);
-  const bool fits =
-      element_size(dtype) == kHalf && choose_cube_step(head_dim, head_dim_v, 1).has_value();
+  check_head_dim("head_dim", kind.head_dim);
+  check_head_dim("head_dim of value_cache", kind.head_dim_v);
+  const bool fits = element_size(kind.cache_dtype) == kHalf && !kind.has_tree_mask &&
+                    choose_cube_step(kind.head_dim, kind.head_dim_v, 1).has_value();
   if (fits && wanted != AttentionKernel::kVector) return AttentionKernel::kMixed;
-  choose_step(head_dim, head_dim_v, element_size(dtype));
+  choose_step(kind);
   return AttentionKernel::kVector;
 }
 
 LaunchPlan<AttentionTilingData> plan_attention(const AttentionShape& shape, const Soc& soc,
                                                std::optional<AttentionKernel> wanted) {
   AttentionTilingData tiling = tiling_of(shape);
-  const Dtype dtype = shape.pool.dtype;
-  const bool is_mixed = choose_attention_kernel(tiling.key.head_dim, tiling.value.head_dim, dtype,
-                                                wanted) == AttentionKernel::kMixed;
+  const AttentionKind kind = {
+      .dtype = shape.dtype,
+      .cache_dtype = shape.pool.dtype,
+      .head_dim = shape.pool.key.head_dim,
+      .head_dim_v = shape.pool.value.head_dim,
+      .values_are_keys = values_are_keys(shape.pool),
+      .has_tree_mask = shape.tree_mask.data != nullptr,
+  };
+  const bool is_mixed = choose_attention_kernel(kind, wanted) == AttentionKernel::kMixed;
   tiling.max_pieces = ceil_div(tiling.max_blocks_per_seq * tiling.block_size, kPiece);
-  return is_mixed ? plan_mixed(tiling, dtype, soc) : plan_vector(tiling, dtype, soc);
+  return is_mixed ? plan_mixed(tiling, kind.dtype, soc) : plan_vector(tiling, kind, soc);
 }
 
 }  // namespace paged

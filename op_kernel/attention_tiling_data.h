@@ -18,6 +18,9 @@ constexpr int64_t kPiece = 512;
 // core alone. Two Brcb repeats broadcast the factors of 16 rows.
 constexpr int64_t kMaxRows = 16;
 
+// Elements of the weighted values that a vector core alone sums at a time, as floats of UB.
+constexpr int64_t kSumColumns = 256;
+
 // Floats of one state in the workspace beyond its accumulator: the maximum and the sum, each a
 // granule of 32 bytes, the least of a copy between UB and GM.
 constexpr int64_t kStateTail = 16;
@@ -73,7 +76,12 @@ struct AttentionTilingData {
   RowLayout output;
   CacheLayout key;
   CacheLayout value;
-  int64_t sliding_window;  // 0: none
+  CacheLayout key_scale;  // of an int8 cache, head_dim 1
+  CacheLayout value_scale;
+  int64_t values_are_keys;    // a row of V is the begin of that row of K
+  int64_t tree_columns;       // of tree_mask; 0: there is none
+  int64_t tree_token_stride;  // its columns are dense
+  int64_t sliding_window;     // 0: none
   int64_t causal;
   int64_t has_query_start_loc;
   int64_t has_alibi_slopes;

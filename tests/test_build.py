@@ -96,6 +96,11 @@ def test_npu_attention_kernel_says_which_kernel_a_cache_takes() -> None:
     assert paged_ops.npu_attention_kernel(torch.float16, 128) == "mixed"
     assert paged_ops.npu_attention_kernel(torch.bfloat16, 576, 512) == "mixed"
     assert paged_ops.npu_attention_kernel(torch.float32, 128) == "vector"
+    assert paged_ops.npu_attention_kernel(torch.bfloat16, 128, tree_mask=True) == "vector"
+    int8 = torch.int8
+    assert paged_ops.npu_attention_kernel(torch.bfloat16, 576, 512, cache_dtype=int8) == "vector"
+    with pytest.raises(RuntimeError, match=r"cache_dtype is torch.float8_e5m2"):
+        paged_ops.npu_attention_kernel(torch.float16, 128, cache_dtype=torch.float8_e5m2)
     with pytest.raises(RuntimeError, match="head_dim is 100, expected a multiple of 16"):
         paged_ops.npu_attention_kernel(torch.float16, 100)
     with pytest.raises(RuntimeError, match="dtype is int8, expected float16"):

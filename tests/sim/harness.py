@@ -337,6 +337,7 @@ def _arguments(
 ) -> Iterator[tuple[ctypes.Array[ctypes.c_uint64], list[_GuardedBuffer]]]:
     """Lay out the arguments of a kernel as words; tensors are registered for so long."""
     buffers: list[_GuardedBuffer] = []
+    addresses: dict[_Argument, int] = {}
     words = (ctypes.c_uint64 * max(1, len(args)))()
     try:
         for i, arg in enumerate(args):
@@ -344,8 +345,10 @@ def _arguments(
                 words[i] = int(arg) % 2**64
                 continue
             argument = arg if isinstance(arg, _Argument) else read(arg)
-            buffers.append(_GuardedBuffer(argument, f"arg{i}"))
-            words[i] = buffers[-1].address
+            if argument not in addresses:
+                buffers.append(_GuardedBuffer(argument, f"arg{i}"))
+                addresses[argument] = buffers[-1].address
+            words[i] = addresses[argument]
         yield words, buffers
     finally:
         for buffer in buffers:
@@ -393,7 +396,8 @@ def launch(
         Number of vector cores, or of groups where the kernel states a type with cube cores.
     *args
         One for each parameter: an array or ``read(array)``, ``write(array)``, ``update(array)``,
-        copied to memory of exactly its size with red zones around; or an integer.
+        copied to memory of exactly its size with red zones around; or an integer. One argument
+        given twice is one copy.
     seed
         Fixes the order in which cores run.
     counted

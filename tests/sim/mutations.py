@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ import torch
 
 from paged_ops import reference
 from tests.sim import kernel_calls
-from tests.sim.cases import make_case
+from tests.sim.cases import Case, make_case, quantised
 from tests.sim.harness import CompileError
 from tests.sim.kernel_calls import OP_KERNEL
 from tests.support.mutants import Mutant, apply
+from tests.support.trees import tree_mask
 
 _VECTOR, _STATE, _COPY, _OUTPUT = (
     "vector/attention_vector.h",
@@ -42,13 +44,14 @@ _STREAM, _STEPS, _STAYING = (
     "mixed/piece_steps.h",
     "mixed/staying_tiles.h",
 )
+_SCALES, _TREE = "vector/tile_scales.h", "vector/tree_mask.h"
 _TABLES, _OPTIONS, _HIDE = (
     "attention/block_tables.h",
     "attention/score_options.h",
     "mixed/hide_scores.h",
 )
 
-# By what runs them: a source of op_kernel.
+# By what runs them: a source of op_kernel, and what is asked of it.
 MUTANTS: dict[str, tuple[Mutant, ...]] = {
     "attention": (
         Mutant(
@@ -72,14 +75,14 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "a barrier too few before weights meet values",
             _VECTOR,
-            "static_cast<int32_t>(kSumRows * value_dim_));\n    Barrier();",
-            "static_cast<int32_t>(kSumRows * value_dim_));",
+            "static_cast<int32_t>(kSumRows * width));\n    Barrier();",
+            "static_cast<int32_t>(kSumRows * width));",
         ),
         Mutant(
             "a barrier too few in the pairwise sum",
             _VECTOR,
-            "static_cast<int32_t>(half * value_dim_));\n      Barrier();",
-            "static_cast<int32_t>(half * value_dim_));",
+            "static_cast<int32_t>(half * width));\n      Barrier();",
+            "static_cast<int32_t>(half * width));",
         ),
         Mutant("keys never freed", _VECTOR, "key_in_.FreeTensor(keys);", ""),
         Mutant("values never freed", _VECTOR, "value_in_.FreeTensor(values);", ""),
@@ -107,8 +110,8 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "a copy shifted by one element",
             _VECTOR,
-            "CopyRowsIn(to[k * layout.head_dim], cache[at]",
-            "CopyRowsIn(to[k * layout.head_dim], cache[at + 1]",
+            "CopyRowsIn(to[k * UbPitch<C>(layout.head_dim)], cache[at]",
+            "CopyRowsIn(to[k * UbPitch<C>(layout.head_dim)], cache[at + 1]",
         ),
         Mutant(
             "a copy of one row too many",
@@ -150,8 +153,8 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "more unified buffer than there is",
             _VECTOR,
-            "InitBuffer(key_in_, 2, tile",
-            "InitBuffer(key_in_, 2, 8 * tile",
+            "InitBuffer(key_in_, 2, tree_at_",
+            "InitBuffer(key_in_, 2, 8 * tree_at_",
         ),
         Mutant(
             "a buffer half as large as its contents",
@@ -162,8 +165,8 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "accumulators too small",
             _VECTOR,
-            "acc = NewBuffer<float>(pipe, 2 * rows",
-            "acc = NewBuffer<float>(pipe, 1 * rows",
+            "acc = NewBuffer<float>(pipe, (rows + totals)",
+            "acc = NewBuffer<float>(pipe, rows",
         ),
         Mutant("cores don't wait for each other", _VECTOR, "AscendC::SyncAll();", ""),
         Mutant("hidden keys not hidden", _VECTOR, "HideScores(step, r);", ""),
@@ -188,8 +191,8 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "the values' partial sums misplaced",
             _VECTOR,
-            "products_[(first - begin) * value_dim_]",
-            "products_[first * value_dim_]",
+            "products_[(first - begin) * width]",
+            "products_[first * width]",
         ),
         Mutant(
             "one repeat too many",
@@ -237,6 +240,153 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         ),
         Mutant(
             "a unit in turn left out", "attention/work_units.h", "skip_ = next_skip_;", "++skip_;"
+        ),
+    ),
+    "attention, int8": (
+        Mutant("scales of keys forgotten", _VECTOR, "ScaleScores(step, key_scales_.Lanes());", ""),
+        Mutant(
+            "scales of values forgotten", _VECTOR, "ScaleScores(step, value_scales_.Lanes());", ""
+        ),
+        Mutant(
+            "one KV head's scale for all",
+            _SCALES,
+            "scales_.GetValue(unit.kv_head * layout_->head_stride)",
+            "scales_.GetValue(0)",
+        ),
+        Mutant(
+            "scales shifted where a tile begins within a granule",
+            _SCALES,
+            "unit.kv_head, begin + k - before)",
+            "unit.kv_head, begin + k)",
+        ),
+        Mutant(
+            "garbage before the first scale",
+            _SCALES,
+            "        AscendC::Duplicate(in[first * kGranule], 0.0f,",
+            "        if (false) AscendC::Duplicate(in[first * kGranule], 0.0f,",
+        ),
+        Mutant(
+            "rows of int8 without the rest of their granule",
+            _VECTOR,
+            "const int64_t pitch = UbPitch<int8_t>(width);",
+            "const int64_t pitch = width;",
+        ),
+        Mutant(
+            "more halves at a time than there is room for",
+            _VECTOR,
+            "num_products_ * sizeof(float) / (width * sizeof(half))",
+            "2 * num_products_ * sizeof(float) / (width * sizeof(half))",
+        ),
+        Mutant(
+            "a barrier too few between halves and floats",
+            _VECTOR,
+            "pitch, count, width);\n    Barrier();",
+            "pitch, count, width);",
+        ),
+    ),
+    "attention, tree": (
+        Mutant(
+            "the mask of another sequence",
+            _TREE,
+            "return unit.sequence.first_token + unit.row_begin /",
+            "return unit.row_begin /",
+        ),
+        Mutant(
+            "context of a tile hidden",
+            _TREE,
+            "AscendC::Duplicate(halves, static_cast<half>(1.0f), all);",
+            "AscendC::Duplicate(halves, static_cast<half>(0.0f), all);",
+        ),
+        Mutant(
+            "context of a granule hidden",
+            _TREE,
+            "static_cast<uint8_t>(before), 0, 1);",
+            "static_cast<uint8_t>(before), 0, 0);",
+        ),
+        Mutant(
+            "bits read before they are computed",
+            _TREE,
+            "    AscendC::WaitFlag<AscendC::HardEvent::V_S>(computed_);\n",
+            "",
+        ),
+        Mutant(
+            "bits computed before the last ones are read",
+            _TREE,
+            "    AscendC::SetFlag<AscendC::HardEvent::S_V>(read_);\n"
+            "    AscendC::WaitFlag<AscendC::HardEvent::S_V>(read_);\n",
+            "",
+        ),
+        Mutant(
+            "columns read beyond the last one",
+            _TREE,
+            "Smaller(seen.last, end)",
+            "Smaller(seen.last, end + kRepeatLanes)",
+        ),
+        Mutant(
+            "the bits of a unit's first token for all its rows",
+            _TREE,
+            "bits_[(unit.row_begin + r) / heads - unit.row_begin / heads]",
+            "bits_[0 * r * heads]",
+        ),
+        Mutant(
+            "values multiplied though hidden",
+            _VECTOR,
+            "if ((MaskOf({first, last}) & ~mask) != 0) {",
+            "if (false) {",
+        ),
+    ),
+    "attention, latent": (
+        Mutant(
+            "keys freed while they serve as values",
+            _VECTOR,
+            "      AddValues(step, wide_keys, key_dim_);\n      FreeKeys(keys);\n",
+            "      FreeKeys(keys);\n      AddValues(step, wide_keys, key_dim_);\n",
+        ),
+        Mutant(
+            "values thought to be dense among keys",
+            _VECTOR,
+            "AddValues(step, wide_keys, key_dim_);",
+            "AddValues(step, wide_keys, value_dim_);",
+        ),
+        Mutant(
+            "only the first columns of long values summed",
+            _VECTOR,
+            "c < value_dim_; c += kSumColumns",
+            "c < Smaller(value_dim_, kSumColumns); c += kSumColumns",
+        ),
+    ),
+    "gather_kv": (
+        Mutant(
+            "block ids of a gathered table not clamped",
+            "gather_kv.cpp",
+            "Clamp(ids_.GetValue(at), 0, tiling_->num_blocks - 1)",
+            "ids_.GetValue(at)",
+        ),
+        Mutant(
+            "lengths longer than the result followed",
+            "gather_kv.cpp",
+            "Clamp(seq_lens_.GetValue(i), 0, room)",
+            "Clamp(seq_lens_.GetValue(i), 0, room + capacity)",
+        ),
+        Mutant(
+            "heads gathered to one place",
+            "gather_kv.cpp",
+            "(first_token + position + offset) * tiling_->num_kv_heads + head",
+            "(first_token + position + offset) * tiling_->num_kv_heads",
+        ),
+        Mutant("a core's turn forgotten between sequences", "gather_kv.cpp", "skip -= units;", ""),
+        Mutant("scales never freed", "common/dequantise.h", "scales_in_.FreeTensor(granules);", ""),
+        Mutant(
+            "a barrier too few between elements and scales",
+            "common/dequantise.h",
+            "    WidenHalves(wide, count, width);\n    Barrier();\n",
+            "    WidenHalves(wide, count, width);\n",
+        ),
+        Mutant(
+            "scales read with the rows' stride",
+            "common/dequantise.h",
+            "CopyRowsIn(granules, scales, count, 1, scale_stride);",
+            "CopyRowsIn(granules, scales, count, 1, from_stride);",
         ),
     ),
     "attention_mixed": (
@@ -665,6 +815,43 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
             "slot / kNeighbours % num_cores",
             "(slot / kNeighbours + token) % num_cores",
         ),
+        Mutant(
+            "rounded to half first",
+            "common/quantise.h",
+            "    AscendC::Cast(wide_, wide_, AscendC::RoundMode::CAST_RINT, "
+            "static_cast<uint32_t>(all_));\n    Barrier();\n",
+            "",
+        ),
+        Mutant(
+            "a row that isn't finite given a scale",
+            "common/quantise.h",
+            "    AscendC::Add(scales_, scales_, poison_, kRepeatLanes);\n    Barrier();\n",
+            "",
+        ),
+        Mutant(
+            "divided by a scale of 0",
+            "common/quantise.h",
+            "BroadcastLanes(factors_, divisors_, count);",
+            "BroadcastLanes(factors_, scales_, count);",
+        ),
+        Mutant(
+            "scales left where they are computed",
+            "common/quantise.h",
+            "      StoreScales(scales, scale_stride, count);\n",
+            "",
+        ),
+        Mutant(
+            "zeros up to the pitch forgotten",
+            "common/quantise.h",
+            "    AscendC::Duplicate(wide_, 0.0f, all_);\n",
+            "",
+        ),
+        Mutant(
+            "a latent row written twice",
+            "write_kv.cpp",
+            "if (tiling_->values_are_keys == 0) {",
+            "if (true) {",
+        ),
     ),
     "copy_blocks": (
         Mutant(
@@ -678,6 +865,24 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
             "copy_blocks.cpp",
             "id >= 0 && id < tiling_->num_blocks",
             "true",
+        ),
+        Mutant(
+            "scales left behind",
+            "copy_blocks.cpp",
+            "MoveHead(scale_mover_, key_scale_,",
+            "if (false) MoveHead(scale_mover_, key_scale_,",
+        ),
+        Mutant(
+            "scales of K and of V in one place of the workspace",
+            "copy_blocks.cpp",
+            "                 num_rows, staging);",
+            "                 0 * num_rows, staging);",
+        ),
+        Mutant(
+            "rows thought to lie side by side",
+            "copy_blocks.cpp",
+            "const bool are_one = layout.token_stride == layout.head_dim;",
+            "const bool are_one = true;",
         ),
     ),
     "merge_states": (
@@ -742,6 +947,78 @@ def _attention_verdict(folder: Path, wanted: str) -> str:
     return run.result.violations[0] if run.result.violations else ""
 
 
+def _attention_error(case: Case, folder: Path, cores: int = 48) -> str:
+    """Run a call on the vector kernel and compare it with the reference."""
+    run = kernel_calls.attention(
+        *case.tensors, **case.options, folder=folder, seed=1, cores=cores, wanted="vector"
+    )
+    if run.result.violations:
+        return run.result.violations[0]
+    query, *rest = case.tensors
+    if case.key_cache.dtype != torch.int8:
+        rest[:2] = [cache.double() for cache in rest[:2]]
+    output, lse = reference.attention_with_lse(query.double(), *rest, **case.options)
+    same = torch.allclose(run.output.double(), output, rtol=2e-3, atol=2e-3, equal_nan=True)
+    same &= torch.allclose(run.lse.double(), lse.double(), rtol=1e-4, atol=1e-4, equal_nan=True)
+    return "" if same else "wrong result"
+
+
+def _int8_verdict(folder: Path) -> str:
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("token", {"seq_lens": [90, 530], "query_lens": [3, 2], "head_dim": 80}),
+        ("token, heads dense", {"seq_lens": [90], "query_lens": [9], "sliding_window": 21}),
+        ("token", {"seq_lens": [90], "query_lens": [9], "sliding_window": 21}),
+        ("head", {"seq_lens": [70], "head_dim": 256, "head_dim_v": 16}),
+    )
+    for granularity, kind in kinds:
+        case = quantised(make_case(torch.float16, **kind), granularity)
+        if granularity == "head":
+            case.options["key_scale"][1] *= 3
+        if verdict := _attention_error(case, folder):
+            return verdict
+    return ""
+
+
+def _tree_verdict(folder: Path) -> str:
+    case = make_case(torch.float16, seq_lens=[75, 600], query_lens=[9, 40], causal=False)
+    mask = tree_mask([9, 40])
+    case = replace(case, options=case.options | {"tree_mask": mask})
+    if verdict := _attention_error(case, folder):
+        return verdict
+    hidden = (case.block_tables[1, 570 // 16], 570 % 16)  # new token 10: to be seen by few
+    mask[9:, 10] = False
+    case.value_cache[hidden] = torch.nan
+    if verdict := _attention_error(case, folder):
+        return verdict
+    narrow = replace(case, options={"tree_mask": mask[:, :7].contiguous()})
+    run = kernel_calls.attention(*narrow.tensors, **narrow.options, folder=folder)
+    return run.result.violations[0] if run.result.violations else ""
+
+
+def _latent_verdict(folder: Path) -> str:
+    for head_dim, head_dim_v in ((80, 64), (320, 304)):
+        kind: dict[str, Any] = {"seq_lens": [600], "query_lens": [3], "num_kv_heads": 1}
+        case = make_case(torch.float32, head_dim=head_dim, **kind)
+        latent = replace(case, value_cache=case.key_cache[..., :head_dim_v])
+        if verdict := _attention_error(latent, folder):
+            return verdict
+    return ""
+
+
+def _gather_kv_verdict(folder: Path) -> str:
+    case = quantised(make_case(torch.float32, seq_lens=[60, 0, 37]), "token")
+    scales = {name: case.options[name] for name in ("key_scale", "value_scale")}
+    tensors = (case.key_cache, case.value_cache, case.block_tables, case.seq_lens)
+    want = reference.gather_kv(*tensors, **scales)
+    *got, result = kernel_calls.gather_kv(*tensors, num_tokens=97, **scales, cores=5, folder=folder)
+    if verdict := _verdict(result.violations, got, list(want)):
+        return verdict
+    case.block_tables.fill_(5000)
+    case.seq_lens.fill_(5000)
+    result = kernel_calls.gather_kv(*tensors, num_tokens=97, **scales, folder=folder)[2]
+    return result.violations[0] if result.violations else ""
+
+
 def _write_kv_verdict(folder: Path) -> str:
     key, value = torch.randn(40, 3, 72).half(), torch.randn(40, 3, 40).half()
     caches = [torch.zeros(9, 16, 3, 72).half(), torch.zeros(9, 16, 3, 40).half()]
@@ -751,16 +1028,55 @@ def _write_kv_verdict(folder: Path) -> str:
     sane = torch.where(slots == 9 * 16, -1, slots)
     reference.write_kv(key, value, *expected, sane)
     result = kernel_calls.write_kv(key, value, *caches, slots, folder=folder, seed=2)
-    return _verdict(result.violations, caches, expected)
+    return _verdict(result.violations, caches, expected) or _write_int8_verdict(folder)
+
+
+def _write_int8_verdict(folder: Path) -> str:
+    # Ratios close to a half, rows that aren't finite, a scale of 0, and a latent cache.
+    ratios = torch.arange(-120, 120)[:, None] + 0.5 + torch.tensor([-1e-4, 0.0, 1e-4, 7.0])
+    key = ratios.reshape(15, 2, 32).float()
+    latent = torch.randn(15, 2, 40)
+    latent[3, 1, 7], latent[4, 0, 0] = torch.inf, torch.nan
+    for rows, width, scale in (
+        (key, 32, torch.tensor([1.0, 0.0])),
+        (latent, 24, torch.zeros(2, 16, 2)),
+    ):
+        is_latent = scale.dim() == 3
+        pools = []
+        for _ in range(2):
+            cache = torch.zeros(2, 16, 2, rows.shape[2], dtype=torch.int8)
+            values = cache[..., :width] if is_latent else cache.clone()
+            pools.append([cache, values, scale.clone()])
+        tensors = (rows, rows[..., :width])
+        slots = torch.arange(15)
+        cache, values, scales = pools[0]
+        names = {"key_scale": scales, "value_scale": scales}
+        reference.write_kv(*tensors, cache, values, slots, **names)
+        cache, values, scales = pools[1]
+        names = {"key_scale": scales, "value_scale": scales}
+        result = kernel_calls.write_kv(*tensors, cache, values, slots, **names, folder=folder)
+        marked = [[cache, scales.nan_to_num(-1.0)] for cache, _, scales in pools]
+        if verdict := _verdict(result.violations, marked[1], marked[0]):
+            return verdict
+    return ""
 
 
 def _copy_blocks_verdict(folder: Path) -> str:
-    caches = [torch.randn(9, 16, 3, 64).half(), torch.randn(9, 16, 3, 64).half()]
     mapping = torch.tensor([[0, 1], [1, 2], [5, 6], [6, 5], [2, 900], [900, 3]])
+    caches = [torch.randn(9, 16, 3, 64).half(), torch.randn(9, 16, 3, 64).half()]
     expected = [cache.clone() for cache in caches]
     reference.copy_blocks(*expected, mapping[:4])
     result = kernel_calls.copy_blocks(*caches, mapping, folder=folder, seed=2)
-    return _verdict(result.violations, caches, expected)
+    if verdict := _verdict(result.violations, caches, expected):
+        return verdict
+    tensors = [torch.randint(-9, 9, (9, 16, 3, 40), dtype=torch.int8) for _ in range(2)]
+    tensors += [torch.randn(9, 16, 3) for _ in range(2)]
+    expected = [tensor.clone() for tensor in tensors]
+    names = ("key_scale", "value_scale")
+    reference.copy_blocks(*expected[:2], mapping[:4], **dict(zip(names, expected[2:], strict=True)))
+    scales = dict(zip(names, tensors[2:], strict=True))
+    result = kernel_calls.copy_blocks(*tensors[:2], mapping, **scales, folder=folder, seed=2)
+    return _verdict(result.violations, tensors, expected)
 
 
 def _merge_states_verdict(folder: Path) -> str:
@@ -786,6 +1102,10 @@ def _verdict(
 
 _VERDICTS = {
     "attention": partial(_attention_verdict, wanted="vector"),
+    "attention, int8": _int8_verdict,
+    "attention, tree": _tree_verdict,
+    "attention, latent": _latent_verdict,
+    "gather_kv": _gather_kv_verdict,
     "attention_mixed": partial(_attention_verdict, wanted="mixed"),
     "write_kv": _write_kv_verdict,
     "copy_blocks": _copy_blocks_verdict,

@@ -8,6 +8,7 @@
 
 #include "op_host/attention_tiling.h"
 #include "op_host/copy_blocks_tiling.h"
+#include "op_host/gather_kv_tiling.h"
 #include "op_host/merge_states_tiling.h"
 #include "op_host/write_kv_tiling.h"
 
@@ -126,14 +127,20 @@ std::string all_structs() {
            STRUCT(AttentionTilingData, num_tokens, batch, num_heads, num_kv_heads,
                   heads_per_kv_head, per_kv_head, num_blocks, block_size, per_block,
                   max_blocks_per_seq, table_row_stride, table_column_stride, query, output, key,
-                  value, sliding_window, causal, has_query_start_loc, has_alibi_slopes, has_sinks,
-                  has_lse, tile, max_rows, unit_rows, per_unit, split, max_pieces, key_columns,
+                  value, key_scale, value_scale, values_are_keys, tree_columns, tree_token_stride,
+                  sliding_window, causal, has_query_start_loc, has_alibi_slopes, has_sinks, has_lse,
+                  tile, max_rows, unit_rows, per_unit, split, max_pieces, key_columns,
                   value_columns, chunk_buffers, part_elements, exchange_keys, exchange_bytes, scale,
                   softcap),
            STRUCT(WriteKvTilingData, num_tokens, num_kv_heads, num_blocks, block_size, key_rows,
-                  value_rows, key, value, has_int64_slots, heads_per_copy),
+                  value_rows, key, value, key_scale, value_scale, chooses_key_scales,
+                  chooses_value_scales, values_are_keys, has_int64_slots, heads_per_copy),
            STRUCT(CopyBlocksTilingData, num_copies, num_kv_heads, num_blocks, block_size, key,
-                  value, has_int64_ids, id_row_stride, id_column_stride, tokens_per_copy),
+                  value, key_scale, value_scale, values_are_keys, scales_at, has_int64_ids,
+                  id_row_stride, id_column_stride, tokens_per_copy),
+           STRUCT(GatherKvTilingData, num_tokens, batch, num_kv_heads, num_blocks, block_size,
+                  max_blocks_per_seq, table_row_stride, table_column_stride, key, value, key_scale,
+                  value_scale, tokens_per_copy),
            STRUCT(MergeStatesTilingData, num_tokens, num_heads, head_dim, out_a, out_b, out, lse_a,
                   lse_b),
            STRUCT(Scales, data, block_stride, token_stride, head_stride, are_per_token),
@@ -141,13 +148,14 @@ std::string all_structs() {
            STRUCT(Pool, dtype, num_blocks, block_size, num_kv_heads, key, value),
            STRUCT(Rows, data, token_stride, head_stride),
            STRUCT(BlockTables, data, row_stride, column_stride),
-           STRUCT(TreeMask, data, token_stride, column_stride),
+           STRUCT(TreeMask, data, token_stride, column_stride, num_columns),
            STRUCT(AttentionShape, dtype, pool, block_tables, max_blocks_per_seq, batch, num_tokens,
                   num_heads, query, output, lse, scale, softcap, sliding_window, causal,
                   has_query_start_loc, has_alibi_slopes, has_sinks, tree_mask),
            STRUCT(WriteKvShape, dtype, pool, key, value, num_tokens, has_int64_slots),
            STRUCT(CopyBlocksShape, pool, num_copies, has_int64_ids, id_row_stride,
                   id_column_stride),
+           STRUCT(GatherKvShape, dtype, pool, block_tables, max_blocks_per_seq, batch, num_tokens),
            STRUCT(MergeStatesParams, dtype, num_tokens, num_heads, head_dim, out_a, out_b, out,
                   lse_a, lse_b, lse),
        }) {
@@ -180,7 +188,8 @@ int64_t usable_l1() { return kUsableL1; }
 
 int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element_size, int64_t rows,
                            int64_t tile) {
-  return attention_ub_bytes(head_dim, head_dim_v, element_size, {rows, tile});
+  const Dtype dtype = element_size == 4 ? Dtype::kFloat32 : Dtype::kFloat16;
+  return attention_ub_bytes({dtype, dtype, head_dim, head_dim_v, false, false}, {rows, tile});
 }
 
 int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, int64_t rows, int64_t tile,
@@ -207,6 +216,11 @@ void plan_write_kv(const WriteKvShape* shape, int64_t cores, WriteKvTilingData* 
 void plan_copy_blocks(const CopyBlocksShape* shape, int64_t cores, CopyBlocksTilingData* tiling,
                       Answer* to) {
   answer(tiling, to, [&] { return plan_copy_blocks(*shape, chip(cores)); });
+}
+
+void plan_gather_kv(const GatherKvShape* shape, int64_t cores, GatherKvTilingData* tiling,
+                    Answer* to) {
+  answer(tiling, to, [&] { return plan_gather_kv(*shape, chip(cores)); });
 }
 
 void plan_merge_states(const MergeStatesParams* params, int64_t cores,

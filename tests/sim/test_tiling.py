@@ -48,8 +48,8 @@ def pool(dtype: str, num_kv_heads: int, head_dim: int, head_dim_v: int | None = 
         dtype=host.DTYPES.index(dtype),
         block_size=16,
         num_kv_heads=num_kv_heads,
-        key=host.Cache(head_dim=head_dim),
-        value=host.Cache(head_dim=head_dim if head_dim_v is None else head_dim_v),
+        key=host.Cache(data=2**40, head_dim=head_dim),
+        value=host.Cache(data=2**41, head_dim=head_dim if head_dim_v is None else head_dim_v),
     )
 
 
@@ -355,13 +355,20 @@ IN_THE_SHAPE = {
     "value": "pool.value",
     "key_rows": "key",
     "value_rows": "value",
+    "key_scale": "pool.key.scales",
+    "value_scale": "pool.value.scales",
+    "chooses_key_scales": "pool.key.scales.are_per_token",
+    "chooses_value_scales": "pool.value.scales.are_per_token",
+    "tree_columns": "tree_mask.num_columns",
+    "tree_token_stride": "tree_mask.token_stride",
 }
 _DIVISOR = ("multiplier", "shift")
 DECIDED = (
     *("tile", "max_rows", "unit_rows", "split", "max_pieces", "key_columns", "value_columns"),
     *("chunk_buffers", "part_elements", "exchange_keys", "exchange_bytes", "heads_per_kv_head"),
     *(f"{by}.{part}" for by in ("per_kv_head", "per_block", "per_unit") for part in _DIVISOR),
-    *("heads_per_copy", "tokens_per_copy"),
+    *("heads_per_copy", "tokens_per_copy", "values_are_keys", "scales_at"),
+    *("key_scale.head_dim", "value_scale.head_dim"),
 )
 
 
@@ -388,6 +395,9 @@ def test_the_tiling_has_every_number_of_the_shape_in_its_place(op: str) -> None:
                 continue
             first, dot, rest = name.partition(".")
             value = getattr(*said[IN_THE_SHAPE.get(first, first) + dot + rest])
+            if op == "copy_blocks" and first in ("key_scale", "value_scale"):
+                # Only scales per token are copied.
+                value *= getattr(*said[f"{IN_THE_SHAPE[first]}.are_per_token"])
             assert getattr(*place) == (1 if name == "has_lse" else value), name
 
 
@@ -419,3 +429,62 @@ def test_a_struct_that_is_mirrored_wrongly_is_noticed(
     spoil(described[name]["fields"])
     with pytest.raises(AssertionError, match=name):
         host.make_structs(described)
+
+
+# Quantised and latent caches, tree masks
+
+
+def quantised_plan(
+    head_dim: int,
+    head_dim_v: int,
+    *,
+    dtype: str = "bfloat16",
+    cache_dtype: str = "int8",
+    latent: bool = False,
+    tree: bool = False,
+    wanted: str = "",
+) -> host.Plan:
+    call = shape(head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype)
+    call.pool.dtype = host.DTYPES.index(cache_dtype)
+    if latent:
+        call.pool.value.data = call.pool.key.data
+    if tree:
+        call.tree_mask = host.TreeMask(1, 16, 1, 16)
+    return host.plan("attention", call, wanted=wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_int8_caches_and_tree_masks_take_the_vector_kernel_whatever_is_wanted(dtype: str) -> None:
+    for wanted in ("", "mixed", "vector"):
+        int8 = quantised_plan(128, 128, dtype=dtype, wanted=wanted)
+        assert int8.kernel == f"paged_attention_{dtype}_int8"
+        tree = quantised_plan(128, 128, dtype=dtype, cache_dtype=dtype, tree=True, wanted=wanted)
+        assert tree.kernel == f"paged_attention_{dtype}"
+
+
+@pytest.mark.parametrize("cache_dtype", ["int8", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [*HEAD_DIMS, 576])
+def test_neither_a_latent_cache_nor_a_mask_changes_a_step(head_dim: int, cache_dtype: str) -> None:
+    head_dim_v = min(head_dim, 512)
+
+    def step(**kind: bool) -> tuple[int, int]:
+        kind = {"cache_dtype": cache_dtype, "wanted": "vector", **kind}
+        answer = quantised_plan(head_dim, head_dim_v, **kind)
+        return answer.refusal or (answer.tiling.max_rows, answer.tiling.tile)
+
+    with_mask = step(latent=True, tree=True)
+    assert with_mask == step(latent=True)
+    apart = step()
+    assert isinstance(with_mask, tuple)
+    assert apart == with_mask or "unified buffer" in apart
+
+
+def test_float8_has_no_kernel_and_wide_int8_rows_are_refused() -> None:
+    for op, call in (
+        ("write_kv", host.WriteKvShape(pool=pool("float16", 8, 2048))),
+        ("gather_kv", host.GatherKvShape(pool=pool("float16", 8, 2048))),
+    ):
+        call.pool.dtype = host.DTYPES.index("int8")
+        assert "head_dim is 2048, expected at most 1984" in host.plan(op, call).refusal
+        call.pool.dtype, call.pool.key.head_dim, call.pool.value.head_dim = 4, 64, 64
+        assert "a 910B has no float8" in host.plan(op, call).refusal

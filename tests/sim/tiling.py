@@ -30,10 +30,11 @@ STRUCTS = {
     "attention": ("AttentionShape", "AttentionTilingData"),
     "write_kv": ("WriteKvShape", "WriteKvTilingData"),
     "copy_blocks": ("CopyBlocksShape", "CopyBlocksTilingData"),
+    "gather_kv": ("GatherKvShape", "GatherKvTilingData"),
     "merge_states": ("MergeStatesParams", "MergeStatesTilingData"),
 }
-# Those of the kernels, in the order of the enum Dtype.
-DTYPES = ("float32", "float16", "bfloat16")
+# In the order of the enum Dtype.
+DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 
 @cache
