@@ -44,6 +44,8 @@ _LOCATION = re.compile(r"^\s+\.loc (\d+) (\d+)")
 _FILE = re.compile(r'^\s+\.file (\d+) "([^"]+)"(?: "([^"]+)")?')
 _EVENT = re.compile(r"^\s+# sim-event (\d+) (\d+)")
 _ISSUE = re.compile(r"^\s+# sim-issue")
+# A label, or another name for one.
+_DEFINITION = re.compile(r"^(?:([\w.$]+):|\s+\.set\s+([\w.$]+),)")
 _CALL = re.compile(r"^\s+call\s+([^\s@]+)")
 _JUMP = re.compile(r"^\s+(?:j\w+|call|ret|rep ret)\b")
 # 16 bytes to or from memory are two loads or stores of the device.
@@ -111,7 +113,8 @@ class Instrumenter:
     def run(self, text: str) -> str:
         lines = text.splitlines()
         called = {found[1] for line in lines if (found := _CALL.match(line))}
-        foreign = called - {line.split(":")[0] for line in lines if _LABEL.match(line)}
+        defined = {found[1] or found[2] for line in lines if (found := _DEFINITION.match(line))}
+        foreign = called - defined
         if foreign:
             raise ValueError(f"nobody counts the instructions of {', '.join(sorted(foreign))}")
         for line in lines:

@@ -295,13 +295,14 @@ def test_prefill_keeps_the_cube_busy_as_far_as_the_scalar_units_let_it() -> None
     assert busy >= least * counters.total_cycles
 
 
-# What the scalar units do by themselves bounds a call's time: instructions of a core at most.
+# What the scalar units do by themselves bounds a call's time: instructions of a core at most, a
+# tenth above what g++ 12 makes of the sources.
 @pytest.mark.skipif(not counting.is_possible(), reason="the counters are for x86-64")
 @pytest.mark.parametrize(
     ("call", "most"),
     [
-        ("prefill-2048", {"cube": 400_000, "vector": 1_290_000}),
-        ("decode-16x2048", {"cube": 155_000, "vector": 190_000}),
+        ("prefill-2048", {"cube": 430_000, "vector": 1_360_000}),
+        ("decode-16x2048", {"cube": 165_000, "vector": 200_000}),
     ],
 )
 def test_a_core_executes_few_scalar_instructions(call: str, most: dict[str, int]) -> None:
