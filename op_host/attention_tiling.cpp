@@ -298,7 +298,6 @@ int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element
   bytes += 2 * rows * head_dim * element_size;                 // query_in, twice
   bytes += 2 * tile * (head_dim + head_dim_v) * element_size;  // key_in and value_in, twice
   bytes += rows * head_dim_v * element_size;                   // output_out
-  bytes += rows * kBlockLanes * kFloat;                        // lse_out
   bytes += states_ub_bytes(head_dim_v, rows);
   bytes += rows * head_dim * kFloat;                                       // queries, widened
   if (element_size != kFloat) bytes += tile * widest * kFloat;             // a tile, widened
