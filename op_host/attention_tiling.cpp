@@ -321,7 +321,6 @@ int64_t attention_ub_bytes(const AttentionKind& kind, const AttentionStep& step)
   bytes += 2 * tile * row_bytes(head_dim);                               // key_in, twice
   if (!kind.values_are_keys) bytes += 2 * tile * row_bytes(head_dim_v);  // value_in, twice
   bytes += rows * head_dim_v * element;                                  // output_out
-  bytes += rows * kBlockLanes * kFloat;                                  // lse_out
   bytes += states_ub_bytes(head_dim_v, rows);             // or, without a split, the totals
   bytes += rows * head_dim * kFloat;                      // queries, widened
   if (cached != kFloat) bytes += tile * widest * kFloat;  // a tile, widened

@@ -453,12 +453,10 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
             "workspace + 0 * group * tiling.exchange_bytes",
         ),
         Mutant(
-            "keys announced before they come in",
+            "keys used before they have come in",
             _CUBE,
-            "    const uint32_t turn = tile_ring_.Begin();\n"
-            "    const AscendC::LocalTensor<T> keys =",
-            "    const uint32_t turn = tile_ring_.Begin();\n    tile_ring_.Filled(turn);\n"
-            "    tile_ring_.Use(turn);\n    const AscendC::LocalTensor<T> keys =",
+            "    tile_ring_.Use(turn);\n    const uint32_t query = query_index_[step.band];",
+            "    const uint32_t query = query_index_[step.band];",
         ),
         Mutant(
             "a buffer overwritten before it was used",

@@ -290,9 +290,11 @@ def test_prefill_keeps_the_cube_busy_as_far_as_the_scalar_units_let_it() -> None
     counters = measure("prefill-2048")
     cubes = counters.of_kind(cube=True)
     busy = sum(core.busy_cycles["M"] for core in cubes) / len(cubes)
-    # Without the scalar units' own instructions it would be 45 percent.
-    least = 0.14 if counting.is_possible() else 0.40
-    assert busy >= least * counters.total_cycles
+    # Half of the time: the vector cores' scalar units have most to do.
+    assert busy >= 0.47 * counters.total_cycles
+    # Units of two bands bring keys and values into L1 once for both.
+    for name in ("key_cache", "value_cache"):
+        assert counters.traffic[name].read_bytes <= 17 * 2048 * 8 * 128 * 2
 
 
 # What the scalar units do by themselves bounds a call's time: instructions of a core at most, a
@@ -301,8 +303,8 @@ def test_prefill_keeps_the_cube_busy_as_far_as_the_scalar_units_let_it() -> None
 @pytest.mark.parametrize(
     ("call", "most"),
     [
-        ("prefill-2048", {"cube": 430_000, "vector": 1_360_000}),
-        ("decode-16x2048", {"cube": 165_000, "vector": 200_000}),
+        ("prefill-2048", {"cube": 192_000, "vector": 367_000}),
+        ("decode-16x2048", {"cube": 82_000, "vector": 62_000}),
     ],
 )
 def test_a_core_executes_few_scalar_instructions(call: str, most: dict[str, int]) -> None:
