@@ -22,6 +22,7 @@
 #include "npu/launch.h"
 #include "op_host/attention_tiling.h"
 #include "op_host/copy_blocks_tiling.h"
+#include "op_host/echo_arguments_tiling.h"
 #include "op_host/merge_states_tiling.h"
 #include "op_host/write_kv_tiling.h"
 
@@ -178,6 +179,31 @@ void copy_blocks(const Checks& checks, const CopyBlocksInputs& in, const CopyBlo
            {&in.key_cache, &in.value_cache, &in.block_mapping});
 }
 
+// Lets each vector core write what it was given into `answers`, int64 of the kernel's buffers by
+// cores by words; returns how many cores were launched. The tiling is `word` and its successors.
+int64_t echo_arguments(Tensor answers, int64_t word) {
+  const Checks checks("_npu_echo_arguments");
+  const Argument out("answers", answers);
+  checks.dtype(out, ScalarType::Long);
+  checks.rank(out, 3, "[buffers, cores, words]");
+  constexpr int64_t sizes[] = {kEchoBuffers, kEchoMostCores, kEchoWords};
+  for (int64_t dim = 0; dim < 3; ++dim) checks.size(out, dim, sizes[dim], "the kernel's");
+  if (out.stride(0) != kEchoMostCores * kEchoWords || out.stride(1) != kEchoWords) {
+    checks.refuse("answers has gaps, expected a contiguous tensor");
+  }
+  std::vector<const void*> buffers;
+  for (int64_t i = 0; i < kEchoBuffers; ++i) {
+    buffers.push_back(static_cast<int64_t*>(answers.mutable_data_ptr()) + i * out.stride(0));
+  }
+  int64_t num_cores = 0;
+  const auto plan = [&](const Soc& soc) {
+    num_cores = soc.vector_cores;
+    return plan_echo_arguments({{word, word + 1, word + 2}}, soc);
+  };
+  Call(checks, out).run(plan, buffers, false, {&out});
+  return num_cores;
+}
+
 // `dtype` is a name of torch's: float16, bfloat16 or float32.
 std::string attention_kernel(std::string dtype, int64_t head_dim, int64_t head_dim_v) {
   const Dtype element = dtype == "float32"   ? Dtype::kFloat32
@@ -205,6 +231,10 @@ const Backend backend = {
 };
 
 }  // namespace paged::npu
+
+STABLE_TORCH_LIBRARY_IMPL(paged, PrivateUse1, m) {
+  m.impl("_npu_echo_arguments", TORCH_BOX(&paged::npu::echo_arguments));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(paged, CompositeExplicitAutograd, m) {
   m.impl("_npu_attention_kernel", TORCH_BOX(&paged::npu::attention_kernel));
