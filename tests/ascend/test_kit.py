@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -90,6 +91,8 @@ def test_arguments_that_arrive_one_place_later_end_the_climb_and_are_called_that
 def test_a_kernel_that_hangs_is_noticed_in_time_and_explained(
     monkeypatch: pytest.MonkeyPatch, name: str, kernel: str, why: str
 ) -> None:
+    # Without torch_npu's cache of memory, freeing a tensor waits for the device, without a limit.
+    monkeypatch.delenv("PYTORCH_NO_NPU_MEMORY_CACHING")
     monkeypatch.setenv("PAGED_SIM_FAULT", f"hung:{kernel}")
     finding = tried(name, 1.0)
     assert finding.outcome == "hung"
@@ -98,7 +101,7 @@ def test_a_kernel_that_hangs_is_noticed_in_time_and_explained(
 
 
 def test_a_step_whose_process_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAGED_SIM_FAULT", "hung:paged_write_kv")
+    monkeypatch.setenv("PAGED_SIM_FAULT", "hung:paged_write_kv")  # see above
     monkeypatch.setattr(ladder, "START", -10_000.0 + 15)
     finding = tried("write_kv", 10_000.0)
     assert (finding.outcome, finding.said) == ("hung", "killed after 15 s")
@@ -251,3 +254,19 @@ def test_torch_npu_s_own_attention_takes_what_it_is_given(monkeypatch: pytest.Mo
     versus.Inputs(versus.Case("tiny", 2, 128, 1, 2, 1)).theirs()
     assert set(given) <= {argument.name for argument in operator._schema.arguments}
     assert given["actual_seq_lengths"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("answers", "refusal"),
+    [
+        (torch.zeros(4, 128, 16), "answers is torch.float32, expected torch.int64"),
+        (torch.zeros(4, 128 * 16, dtype=torch.int64), "answers has 2 dimensions, expected 3"),
+        (torch.zeros(4, 64, 16, dtype=torch.int64), "answers.shape[1] is 64, expected 128"),
+    ],
+)
+def test_a_tensor_that_the_answers_do_not_fit_is_refused(
+    answers: torch.Tensor, refusal: str
+) -> None:
+    environment.load()
+    with pytest.raises(RuntimeError, match=re.escape(refusal)):
+        torch.ops.paged._npu_echo_arguments(answers.npu(), 0)
