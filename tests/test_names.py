@@ -26,7 +26,6 @@ FOREIGN = {
     "ensure_decode_fast_path_is_available": "a function of transformers",
     "fixpipe_perf": "a program of CANN's samples",
     "load_data_perf": "a program of CANN's samples",
-    "matmul_basic_api_high_performance": "a program of CANN's samples",
     "max_len": "the length of a contiguous cache in docs/layout.md's table",
     "mmad_perf": "a program of CANN's samples",
     "permute": "torch.Tensor's method",

@@ -35,7 +35,8 @@ _FLAGS = (
     *("-fno-asynchronous-unwind-tables", "-fno-tree-vectorize", "-fno-tree-slp-vectorize"),
     *("-fcf-protection=none", "-mstringop-strategy=unrolled_loop"),
 )
-_CUBE_TYPES = {"cube": (1, 3, 4, 5), "two vector cores": (5,), "no vector core": (1, 3)}
+# Of KernelMetaType: those with a cube core, with that alone, and with two vector cores beside it.
+_WITH_CUBE, _CUBE_ALONE, _TWO_VECTORS = (1, 3, 4, 5), (1, 3), (5,)
 _MOST_EVENTS = 2**26
 
 _LABEL = re.compile(r"^[\w.$]+:")
@@ -43,6 +44,9 @@ _LOCATION = re.compile(r"^\s+\.loc (\d+) (\d+)")
 _FILE = re.compile(r'^\s+\.file (\d+) "([^"]+)"(?: "([^"]+)")?')
 _EVENT = re.compile(r"^\s+# sim-event (\d+) (\d+)")
 _ISSUE = re.compile(r"^\s+# sim-issue")
+# A label, or another name for one.
+_DEFINITION = re.compile(r"^(?:([\w.$]+):|\s+\.set\s+([\w.$]+),)")
+_CALL = re.compile(r"^\s+call\s+([^\s@]+)")
 _JUMP = re.compile(r"^\s+(?:j\w+|call|ret|rep ret)\b")
 # 16 bytes to or from memory are two loads or stores of the device.
 _WIDE = re.compile(r"^\s+(?:mov[ua]p[sd]|movdq[ua])\s.*\(")
@@ -107,7 +111,13 @@ class Instrumenter:
         ]
 
     def run(self, text: str) -> str:
-        for line in text.splitlines():
+        lines = text.splitlines()
+        called = {found[1] for line in lines if (found := _CALL.match(line))}
+        defined = {found[1] or found[2] for line in lines if (found := _DEFINITION.match(line))}
+        foreign = called - defined
+        if foreign:
+            raise ValueError(f"nobody counts the instructions of {', '.join(sorted(foreign))}")
+        for line in lines:
             if named := _FILE.match(line):
                 number, folder, name = named.groups()
                 self._files[number] = str(Path(folder, name)) if name else folder
@@ -233,12 +243,12 @@ def count(
     vector.run((0, block_dim, 0, 1), words)
     kernel_type = vector.type()
     cores = []
-    if kernel_type in _CUBE_TYPES["cube"]:
+    if kernel_type in _WITH_CUBE:
         cube = _kernel(*where, 2, *options)
         cores += [cube.run((group, block_dim, 0, 1), words) for group in range(block_dim)]
-    if kernel_type in _CUBE_TYPES["no vector core"]:
+    if kernel_type in _CUBE_ALONE:
         return cores
-    ratio = 2 if kernel_type in _CUBE_TYPES["two vector cores"] else 1
+    ratio = 2 if kernel_type in _TWO_VECTORS else 1
     for block in range(ratio * block_dim):
         cores.append(vector.run((block, block_dim, block % ratio, ratio), words))
     return cores

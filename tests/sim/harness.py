@@ -52,7 +52,9 @@ class _CoreStruct(ctypes.Structure):
         ("mmad_steps", ctypes.c_uint64),
         ("vector_instructions", ctypes.c_uint64),
         ("vector_repeats", ctypes.c_uint64),
+        ("bank_conflicts", ctypes.c_uint64),
         ("busy_cycles", ctypes.c_uint64 * len(PIPES)),
+        ("scalar_instructions", ctypes.c_uint64),
         ("total_cycles", ctypes.c_uint64),
     )
 
@@ -98,6 +100,12 @@ def _runtime() -> ctypes.CDLL:
         ctypes.c_int,
     )
     library.sim_unregister.argtypes = (ctypes.c_void_p,)
+    library.sim_scalar.argtypes = (
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_uint64,
+    )
     library.sim_configure.argtypes = (ctypes.c_char_p, ctypes.c_int64)
     return library
 
@@ -105,7 +113,7 @@ def _runtime() -> ctypes.CDLL:
 @contextmanager
 def configured(**settings: int) -> Iterator[None]:
     """Change settings of the device (sim_api.h names them) for the duration of a block."""
-    defaults = {"cores": 48, "ub_reserved": 8192, "max_violations": 100}
+    defaults = {"cores": 48, "ub_reserved": 8192, "max_violations": 100, "clock_mhz": 1800}
     for key, value in settings.items():
         _runtime().sim_configure(key.encode(), value)
     try:
@@ -155,7 +163,9 @@ class CoreCounters:
     mmad_steps: int
     vector_instructions: int
     vector_repeats: int
+    bank_conflicts: int
     busy_cycles: dict[str, int]
+    scalar_instructions: int
     total_cycles: int
 
     def busy_share(self, pipe: str) -> float:
@@ -178,7 +188,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Counters:
-    """Counters of a launch: the sums over the cores, each core, and the slowest core's cycles.
+    """Counters of a launch: the sums over the cores, each core, and the cycles of the launch.
+
+    These are its start and the slowest core's.
 
     The cores are the cube cores (AIC), if there are any, then the vector cores (AIV). `traffic` is
     by tensor; parts of a tensor that were named are apart from it.
@@ -391,6 +403,9 @@ def launch(
     """
     with _arguments(args) as (words, buffers):
         scalar = _count(kernel, block_dim, words, buffers) if counted else ()
+        for index, core in enumerate(scalar):
+            trace = core.trace
+            _runtime().sim_scalar(index, trace.ctypes.data, len(trace), core.instructions)
         for buffer in buffers:
             buffer.fill(0xFF)
         _runtime().sim_launch(kernel.entry, block_dim, words, len(args), seed)

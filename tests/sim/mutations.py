@@ -531,6 +531,22 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
     ),
 }
 
+# What a cube core's TPipe holds for itself.
+MUTANTS["attention_mixed"] += (
+    Mutant(
+        "the ring of factors takes ids that the TPipe has set",
+        _CUBE,
+        "M_MTE1, 3, 2> factor_ring_;",
+        "M_MTE1, 0, 2> factor_ring_;",
+    ),
+    Mutant(
+        "the ring of factors takes one id that the TPipe has set",
+        _CUBE,
+        "M_MTE1, 3, 2> factor_ring_;",
+        "M_MTE1, 2, 2> factor_ring_;",
+    ),
+)
+
 
 def _attention_verdict(folder: Path, wanted: str) -> str:
     """Run calls that reach every option, and one whose table, lengths and starts are nonsense."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from tests.sim import build, counting
+from tests.sim import build, counting, kernel_calls
+from tests.sim.cases import CASES, make_case
 from tests.sim.counting import CoreCount, Instrumenter
-from tests.sim.harness import HERE, Kernel, count
+from tests.sim.harness import HERE, Kernel, count, launch
 from tests.sim.kernel_calls import OP_KERNEL
 from tests.sim.scalar import by_line, count_case, standard_case
 
@@ -57,6 +60,13 @@ def test_a_counter_counts_each_instruction_and_keeps_the_flags(tmp_path: Path) -
     assert lines[-1] == {"sum.h:9"}
 
 
+def test_a_call_of_what_is_not_counted_is_refused() -> None:
+    own = "here:\n\tcall\thidden\n\tcall\tother\nhidden:\n\tret\n\t.set\tother,hidden\n"
+    assert "call\tother" in Instrumenter([]).run(own)
+    with pytest.raises(ValueError, match="nobody counts the instructions of memcpy"):
+        Instrumenter([]).run(own + "\tcall\tmemcpy@PLT\n")
+
+
 def rounds(n: int) -> CoreCount:
     (core,) = count(Kernel(HERE / "kernels" / "scalar.cpp", "rounds"), 1, n)
     return core
@@ -82,3 +92,16 @@ def test_a_call_is_counted_by_core_and_line() -> None:
         for place in lines:
             file, _, line = place.rpartition(":")
             assert 1 <= int(line) <= len((OP_KERNEL / file).read_text().splitlines())
+
+
+@pytest.mark.parametrize("wanted", ["mixed", "vector"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_launch_issues_what_was_counted(name: str, wanted: str) -> None:
+    case = make_case(torch.float16, **CASES[name])
+    how = partial(launch, counted=True)
+    run = kernel_calls.attention(*case.tensors, **case.options, wanted=wanted, how=how)
+    assert run.result.violations == ()
+    for core, counted in zip(run.result.counters.cores, run.result.scalar, strict=True):
+        assert core.scalar_instructions == counted.instructions > 0
+        # Only scalar accesses to GM add to that.
+        assert core.busy_cycles["S"] >= counted.instructions

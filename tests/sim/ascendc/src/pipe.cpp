@@ -308,7 +308,7 @@ int InitQueue(TPosition src, TPosition dst, int32_t depth, int64_t num, uint32_t
 LocalView QueueAlloc(int id, Site site) {
   Core& core = Self();
   Queue& queue = QueueOf(core, id, "AllocTensor", site);
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kQueueCall);
   for (size_t tries = 0; tries < queue.buffers.size(); ++tries) {
     const uint32_t index = queue.buffers[queue.cursor];
     queue.cursor = (queue.cursor + 1) % static_cast<uint32_t>(queue.buffers.size());
@@ -345,7 +345,7 @@ bool QueueEnque(int id, const LocalView& tensor, Site site) {
            queue.waiting.size() + 1, queue.depth);
     return false;
   }
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kQueueCall);
   buffer->state = BufferState::kQueued;
   buffer->site = site;
   buffer->event = TakeId(core, queue.filled, site);
@@ -361,7 +361,7 @@ LocalView QueueDeque(int id, Site site) {
     Report(site, "queue-order", "DeQue from an empty queue");
     Fail();
   }
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kQueueCall);
   const uint32_t index = queue.waiting.front();
   queue.waiting.pop_front();
   Buffer& buffer = core.buffers[index];
@@ -383,7 +383,7 @@ void QueueFree(int id, const LocalView& tensor, Site site) {
            buffer->site.line);
     return;
   }
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kQueueCall);
   buffer->state = BufferState::kIdle;
   buffer->site = site;
   ++buffer->generation;
@@ -498,7 +498,7 @@ bool MayUse(const Core& core, HardEvent event, int64_t id, const char* call, Sit
 void SetFlag(HardEvent event, int64_t id, Site site) {
   Core& core = Self();
   if (!MayUse(core, event, id, "SetFlag", site)) return;
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kSetFlag);
   Flag& flag = core.flags[Index(event)][id];
   if (flag.set) {
     Report(site, "event-twice", "SetFlag<%s>(%lld) again, with no WaitFlag since line %d%s",
@@ -511,7 +511,7 @@ void SetFlag(HardEvent event, int64_t id, Site site) {
 void WaitFlag(HardEvent event, int64_t id, Site site) {
   Core& core = Self();
   if (!MayUse(core, event, id, "WaitFlag", site)) return;
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kWaitFlag);
   Flag& flag = core.flags[Index(event)][id];
   if (!flag.set) {
     Report(site, "event-wait", "WaitFlag<%s>(%lld) with no SetFlag before it waits for ever",
@@ -524,7 +524,7 @@ void WaitFlag(HardEvent event, int64_t id, Site site) {
 
 void PipeBarrier(pipe_t pipe, Site site) {
   Core& core = Self();
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kBarrier);
   if (pipe == PIPE_ALL) {
     BarrierAll(core);
     return;
