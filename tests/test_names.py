@@ -21,6 +21,7 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
 
 FOREIGN = {
+    "OpCommand": "a class of torch_npu's C++ headers",
     "PIP_EXTRA_INDEX_URL": "pip reads it",
     "ensure_decode_fast_path_is_available": "a function of transformers",
     "fixpipe_perf": "a program of CANN's samples",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,32 +84,30 @@ def _text(data: bytes, at: int) -> str:
     return data[at : data.index(b"\0", at)].decode(errors="replace")
 
 
-def faults(path: Path) -> Iterator[str]:
-    """Say what an object lacks, each with what it means.
+class Fault(NamedTuple):
+    """What an object lacks, in a line, and what that means, in sentences."""
 
-    Parameters
-    ----------
-    path
-        Of the object; what is expected depends on its stem, the name of its source.
+    what: str
+    why: str
 
-    Yields
-    ------
-    str
-        One sentence or more for each fault, none for an object that is as it should be.
-    """
+
+def faults(path: Path) -> Iterator[Fault]:
+    """Find what an object lacks; what is expected depends on its stem, the name of its source."""
     try:
         elf = read_elf(path.read_bytes())
     except (OSError, ValueError) as error:
-        yield f"{path.name} can't be read: {error}"
+        yield Fault(f"{path.name} can't be read: {error}", "It was not built, or not copied whole.")
         return
     if elf.kind == _RELOCATABLE:
-        yield (
-            f"{path.name} was compiled but not linked: the runtime loads what CANN's ld.lld -m "
-            "aicorelinux -Ttext=0 -static makes of it."
+        yield Fault(
+            f"{path.name} was compiled but not linked",
+            "The runtime loads what CANN's ld.lld -m aicorelinux -Ttext=0 -static makes of an "
+            "object.",
         )
     if not any(name == META or name.startswith(META + ".") for name in elf.sections):
-        yield (
-            f"{path.name} has no section {META}: it wasn't compiled in asc mode. {HIDDEN_ARGUMENT}"
+        yield Fault(
+            f"{path.name} has no section {META}",
+            f"It wasn't compiled in asc mode. {HIDDEN_ARGUMENT}",
         )
     if path.stem.split(".")[0] in UNITS_ON_GROUPS:
         cube, vector = (
@@ -119,19 +117,28 @@ def faults(path: Path) -> Iterator[str]:
         for half, has, other in (("_mix_aic", cube, vector), ("_mix_aiv", vector, cube)):
             if not has or other - has:
                 missing = ", ".join(f"{name}{half}" for name in sorted(other - has)) or half
-                yield (
-                    f"{path.name} has no {missing}: a kernel on groups of cores is one function "
-                    "for the cube cores (_mix_aic) and one for the vector cores (_mix_aiv), and "
-                    "the other half would wait for this one for ever. The kernel type that its "
-                    "source states was not taken."
+                yield Fault(
+                    f"{path.name} has no {missing}",
+                    "A kernel on groups of cores is one function for the cube cores (_mix_aic) and "
+                    "one for the vector cores (_mix_aiv), and each half would wait for the other "
+                    "for ever. The kernel type that its source states was not taken.",
                 )
+
+
+def described(found: Iterable[Fault]) -> tuple[str, str]:
+    """Return what is lacking, and once each what that means."""
+    found = list(found)
+    return (
+        "; ".join(fault.what for fault in found),
+        " ".join(dict.fromkeys(fault.why for fault in found)),
+    )
 
 
 def main(made: str, kept: str) -> None:
     """Copy an object to where it is kept, unless it has a fault."""
-    found = list(faults(Path(made)))
-    if found:
-        sys.exit("paged_ops: an Ascend kernel was compiled wrongly.\n" + "\n".join(found))
+    what, why = described(faults(Path(made)))
+    if what:
+        sys.exit(f"paged_ops: an Ascend kernel was compiled wrongly: {what}. {why}")
     shutil.copyfile(made, kept)
 
 

@@ -254,6 +254,7 @@ STABLE_TORCH_LIBRARY(paged, m) {
       "SymInt? num_tokens=None, Tensor? key_scale=None, Tensor? value_scale=None) "
       "-> (Tensor key, Tensor value)");
   m.def("_cpu_isa() -> str");
+  m.def("_npu_echo_arguments(Tensor(a!) answers, int word) -> int");
   m.def(
       "_npu_attention_kernel(str dtype, str cache_dtype, int head_dim, int head_dim_v, bool "
       "tree_mask) -> str");

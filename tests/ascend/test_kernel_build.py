@@ -78,7 +78,7 @@ def test_with_cann_each_source_is_compiled_linked_and_kept(tmp_path: Path) -> No
 
 WRONG = {
     "cce": (
-        "attention.o has no section .ascend.meta: it wasn't compiled in asc mode. In cce mode the "
+        "attention.o has no section .ascend.meta. It wasn't compiled in asc mode. In cce mode the "
         "runtime puts a hidden argument of 8 bytes first, so every argument arrives one place later"
     ),
     "half": "attention_mixed.o has no paged_attention_mixed_bfloat16_mix_aiv, ",

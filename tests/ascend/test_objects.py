@@ -63,18 +63,18 @@ def test_each_fault_of_an_object_is_named(
 ) -> None:
     faults = list(objects.faults(compiled(tmp_path / f"{stem}.o", text)))
     assert len(faults) == len(said)
-    assert all(part in fault for part, fault in zip(said, faults, strict=True))
+    assert all(part in fault.what for part, fault in zip(said, faults, strict=True))
 
 
 def test_a_half_that_is_only_called_is_not_there(tmp_path: Path) -> None:
     text = META.format("k") + "void k_mix_aiv(void); void k_mix_aic(void) { k_mix_aiv(); }"
     (fault,) = objects.faults(compiled(tmp_path / "attention_mixed.o", text))
-    assert "no k_mix_aiv" in fault
+    assert "no k_mix_aiv" in fault.what
 
 
 def test_an_object_that_was_not_linked_is_named(tmp_path: Path) -> None:
     (fault,) = objects.faults(compiled(tmp_path / "write_kv.o", META.format("k"), linked=False))
-    assert "compiled but not linked" in fault
+    assert "compiled but not linked" in fault.what
 
 
 @pytest.mark.parametrize("kept", [0, 5, 40, 64, 500])
@@ -82,9 +82,9 @@ def test_a_file_that_is_cut_short_or_no_object_is_named(tmp_path: Path, kept: in
     whole = compiled(tmp_path / "write_kv.o", META.format("k")).read_bytes()
     (tmp_path / "write_kv.o").write_bytes(whole[:kept])
     (fault,) = objects.faults(tmp_path / "write_kv.o")
-    assert "write_kv.o can't be read: " in fault
+    assert "write_kv.o can't be read: " in fault.what
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     (fault,) = objects.faults(tmp_path / "write_kv.o")
-    assert "can't be read" in fault
+    assert "can't be read" in fault.what

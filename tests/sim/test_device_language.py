@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.harness import INCLUDE, ROOT
+from tests.sim.build import INCLUDE, ROOT
 
 OP_KERNEL = ROOT / "op_kernel"
 UNITS = sorted(OP_KERNEL.glob("*.cpp"))

@@ -23,6 +23,7 @@
 #include "npu/launch.h"
 #include "op_host/attention_tiling.h"
 #include "op_host/copy_blocks_tiling.h"
+#include "op_host/echo_arguments_tiling.h"
 #include "op_host/gather_kv_tiling.h"
 #include "op_host/merge_states_tiling.h"
 #include "op_host/write_kv_tiling.h"
@@ -237,6 +238,31 @@ void gather_kv(const Checks& checks, const GatherKvInputs& in, const GatherKvPar
            false, {&in.key_cache, &in.value_cache, &in.block_tables});
 }
 
+// Lets each vector core write what it was given into `answers`, int64 of the kernel's buffers by
+// cores by words; returns how many cores were launched. The tiling is `word` and its successors.
+int64_t echo_arguments(Tensor answers, int64_t word) {
+  const Checks checks("_npu_echo_arguments");
+  const Argument out("answers", answers);
+  checks.dtype(out, ScalarType::Long);
+  checks.rank(out, 3, "[buffers, cores, words]");
+  constexpr int64_t sizes[] = {kEchoBuffers, kEchoMostCores, kEchoWords};
+  for (int64_t dim = 0; dim < 3; ++dim) checks.size(out, dim, sizes[dim], "the kernel's");
+  if (out.stride(0) != kEchoMostCores * kEchoWords || out.stride(1) != kEchoWords) {
+    checks.refuse("answers has gaps, expected a contiguous tensor");
+  }
+  std::vector<const void*> buffers;
+  for (int64_t i = 0; i < kEchoBuffers; ++i) {
+    buffers.push_back(static_cast<int64_t*>(answers.mutable_data_ptr()) + i * out.stride(0));
+  }
+  int64_t num_cores = 0;
+  const auto plan = [&](const Soc& soc) {
+    num_cores = soc.vector_cores;
+    return plan_echo_arguments({{word, word + 1, word + 2}}, soc);
+  };
+  Call(checks, out).run(plan, buffers, false, {&out});
+  return num_cores;
+}
+
 // Both dtypes are names of torch's: float16, bfloat16, float32, and int8 for caches.
 std::string attention_kernel(std::string dtype, std::string cache_dtype, int64_t head_dim,
                              int64_t head_dim_v, bool tree_mask) {
@@ -271,6 +297,10 @@ const Backend backend = {
 };
 
 }  // namespace paged::npu
+
+STABLE_TORCH_LIBRARY_IMPL(paged, PrivateUse1, m) {
+  m.impl("_npu_echo_arguments", TORCH_BOX(&paged::npu::echo_arguments));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(paged, CompositeExplicitAutograd, m) {
   m.impl("_npu_attention_kernel", TORCH_BOX(&paged::npu::attention_kernel));
