@@ -89,7 +89,7 @@ def _writing(overload: Any, op: str, written: Callable[..., list[Tensor]]) -> Ca
     Nothing would ever call a backward of the write itself, so a later one would silently miss it.
     """
     is_grad_enabled, below = torch.is_grad_enabled, torch._C._after_autograd_keyset
-    redispatch, num_modes = _redispatch(overload), torch._C._len_torch_dispatch_stack
+    redispatch, goes_on_in_python = _redispatch(overload), torch._C.DispatchKey.Python
 
     def kernel(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if getattr(forward_ad, "_current_level", 0) >= 0:  # otherwise no tensor has a tangent
@@ -98,9 +98,8 @@ def _writing(overload: Any, op: str, written: Callable[..., list[Tensor]]) -> Ca
             raise _no_gradient(op)
         result = redispatch(keyset & below, *args, **kwargs)
         # The kernel counts what it writes, but not what wraps it, nor where a mode comes first.
-        tensors = written(args, kwargs)
-        if num_modes() or any(type(tensor) is not Tensor for tensor in tensors):
-            increment_version(tensors)
+        if keyset.has(goes_on_in_python):
+            increment_version(written(args, kwargs))
         return result
 
     return kernel

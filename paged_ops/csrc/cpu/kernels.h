@@ -74,11 +74,9 @@ struct MergeStatesKernels {
 };
 
 struct WriteKvKernels {
-  // Writes the head_dim elements of one row of `params.key` or `params.value`, at `from`, to the
-  // row `to` of a quantised cache. Where scales are per token it chooses and writes *scale, else
-  // it goes by it.
-  void (*quantise_row)(const WriteKvParams& params, const Cache& cache, const void* from,
-                       float* scale, void* to);
+  // Writes the K and V of one token to the rows of a slot. Of a quantised cache whose scales are
+  // per token it chooses and writes these too, else it goes by them.
+  void (*write_token)(const WriteKvParams& params, int64_t token, int64_t slot);
 };
 
 struct GatherKvKernels {

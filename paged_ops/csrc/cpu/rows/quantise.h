@@ -86,8 +86,9 @@ PAGED_INLINE IntVec quantised(Vec x, T) {
 template <class T>
 PAGED_INLINE void quantise_lanes(Vec x, float scale, T* to, int64_t n) {
   const Vec ratio = scale == 0.0f || scale != scale ? broadcast(0.0f) : x / scale;
-  const IntVec bits = quantised(ratio, T{});
-  for (int64_t i = 0; i < n; ++i) to[i].bits = static_cast<decltype(T::bits)>(bits[i]);
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  const Bytes bytes = __builtin_convertvector(quantised(ratio, T{}), Bytes);
+  std::memcpy(to, &bytes, static_cast<size_t>(n));
 }
 
 }  // namespace
