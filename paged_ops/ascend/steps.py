@@ -155,8 +155,8 @@ def _normal(*shape: int) -> Tensor:
 
 
 def _compare_blocks(got: Tensor, want: Tensor, before: Tensor) -> Finding:
-    """Compare caches exactly, a row for each block of keys, then of values."""
-    return compare(got.flatten(0, 1), want.flatten(0, 1), before.flatten(0, 1), 0.0)
+    """Compare caches exactly, a row for each slot of keys, then of values."""
+    return compare(got.flatten(0, 2), want.flatten(0, 2), before.flatten(0, 2), 0.0)
 
 
 _NO_MEETING = (
