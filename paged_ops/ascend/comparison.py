@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -32,8 +34,8 @@ def compare(got: Tensor, want: Tensor, before: Tensor, bound: float) -> Finding:
     scale = float(want.abs().nan_to_num().max()) or 1.0
     difference = (got - want).abs() / scale
     wrong = ~(difference <= bound) & (got != want)
-    untouched = wrong & ((got == before) | (got.isnan() & before.isnan()))
-    stray = wrong & ((want == before) | (want.isnan() & before.isnan()))
+    unchanged = (got == before) | (got.isnan() & before.isnan())
+    due = (want != before) & ~(want.isnan() & before.isnan())
     numbers = difference[~difference.isnan()]
     largest = float(numbers.max()) if numbers.numel() else float("nan")
     said = f"largest difference {largest:.1e} of the largest element, at most {bound:.1e} expected"
@@ -44,15 +46,24 @@ def compare(got: Tensor, want: Tensor, before: Tensor, bound: float) -> Finding:
         f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, in rows {_ranges(rows)} of "
         f"{shape[0]}; {said}"
     )
-    return Finding("wrong", said, _explain(got, wrong, untouched, stray, largest, bound))
+    where = _Where(wrong, untouched=wrong & unchanged, stray=wrong.any(1) & ~due.any(1), due=due)
+    return Finding("wrong", said, _explain(got, where, largest, bound))
 
 
-def _explain(
-    got: Tensor, wrong: Tensor, untouched: Tensor, stray: Tensor, largest: float, bound: float
-) -> str:
+class _Where(NamedTuple):
+    """What is wrong; of that, what is as before, and rows that had to stay so; what was due."""
+
+    wrong: Tensor
+    untouched: Tensor
+    stray: Tensor
+    due: Tensor
+
+
+def _explain(got: Tensor, where: _Where, largest: float, bound: float) -> str:
     """Say what makes such a difference."""
-    if torch.equal(untouched, wrong) and bool(wrong.all(1).any()):
-        if bool(wrong.any(1).all()):
+    wrong, untouched, stray, due = where
+    if torch.equal(untouched, wrong):
+        if torch.equal(untouched, due):
             return (
                 "The launch ended without an error and nothing was written where the result "
                 "belongs: the kernel didn't run, or wrote somewhere else."
@@ -60,10 +71,10 @@ def _explain(
         rows = wrong.any(1).nonzero().flatten().tolist()
         return (
             f"Rows {_ranges(rows)} were never written, the others are right: the cores whose turn "
-            "they were didn't run, or stopped. See how many cores answered in the first step."
+            "they were didn't run, or stopped. See how many cores wrote back their arguments."
         )
     if bool(stray.any()):
-        rows = stray.any(1).nonzero().flatten().tolist()
+        rows = stray.nonzero().flatten().tolist()
         return (
             f"Rows {_ranges(rows)} were changed, which the kernel shouldn't touch: an address or a "
             "stride is off."

@@ -49,7 +49,7 @@ def climb(limit: float, tests: tuple[str, ...], compares: bool) -> Iterator[Row]
     Row
         Each step when it has ended.
     """
-    yield _timed("build", "kernels were compiled for this machine", build)
+    yield _timed("build", "the build of the kernels", build)
     missing = None
     for step in STEPS:
         if missing is None:
@@ -63,10 +63,10 @@ def climb(limit: float, tests: tuple[str, ...], compares: bool) -> Iterator[Row]
             yield Row(step.name, step.shows, finding, 0.0)
     if missing is None:
         if tests:
-            shows = "the ops mean the same as on the CPU"
+            shows = "all that the tests of the ops ask"
             yield _timed("op tests", shows, lambda: op_tests(tests))
         if compares:
-            yield _timed("benchmark", "how fast attention is", benchmark)
+            yield _timed("benchmark", "times of attention", benchmark)
 
 
 def try_step(step: Step, limit: float) -> Row:

@@ -61,7 +61,7 @@ def text(about: dict[str, Any], rows: list[Row]) -> str:
     lines += ["", f"{'step':<36}{'outcome':<10}{'seconds':>8}"]
     lines += [f"{row.name:<36}{row.finding.outcome:<10}{row.seconds:>8.1f}" for row in rows]
     for row in rows:
-        lines += ["", f"{row.name}: {row.finding.outcome}", f"  shows that {row.shows}"]
+        lines += ["", f"{row.name}: {row.finding.outcome}", f"  works if it passes: {row.shows}"]
         lines += [f"  {line}" for line in row.finding.said.splitlines()]
         lines += textwrap.wrap(
             row.finding.explanation, 98, initial_indent="  ", subsequent_indent="  "

@@ -155,8 +155,8 @@ def _normal(*shape: int) -> Tensor:
 
 
 def _compare_blocks(got: Tensor, want: Tensor, before: Tensor) -> Finding:
-    """Compare caches exactly, a row for each block of keys, then of values."""
-    return compare(got.flatten(0, 1), want.flatten(0, 1), before.flatten(0, 1), 0.0)
+    """Compare caches exactly, a row for each slot of keys, then of values."""
+    return compare(got.flatten(0, 2), want.flatten(0, 2), before.flatten(0, 2), 0.0)
 
 
 _NO_MEETING = (
@@ -174,18 +174,18 @@ _GROUP = (
 )
 
 STEPS = (
-    Step("device", "torch_npu works", "", "torch_npu itself hangs: see npu-smi info.", device),
-    Step("objects", "kernels were compiled as they must be", "", "", objects),
+    Step("device", "torch_npu", "", "torch_npu itself hangs: see npu-smi info.", device),
+    Step("objects", "how kernels were compiled", "", "", objects),
     Step(
         "arguments",
-        "a launch reaches all cores, with its arguments in their places",
+        "launches on all cores, with each argument in its place",
         "echo_arguments",
         "The kernel does next to nothing: it isn't the one that runs, or the launch's schedule "
         "(all cores at once) waits for cores that others hold.",
         arguments,
     ),
     Step("write_kv", "copies by the address of a slot", "write_kv", _NO_MEETING, write_kv),
-    Step("copy_blocks", "cores meet", "copy_blocks", _MEETING, copy_blocks),
+    Step("copy_blocks", "the meeting of all cores", "copy_blocks", _MEETING, copy_blocks),
     Step("merge_states", "vector arithmetic", "merge_states", _NO_MEETING, merge_states),
     Step(
         "attention on vector cores",
@@ -197,7 +197,7 @@ STEPS = (
     ),
     Step(
         "attention split over vector cores",
-        "states of pieces cross the workspace",
+        "states of pieces, through the workspace",
         "attention",
         _MEETING,
         attention_of([1500], [1], 2, 1),
@@ -205,7 +205,7 @@ STEPS = (
     ),
     Step(
         "attention on one group",
-        "the cube core and its two vector cores exchange scores, weights and products",
+        "the exchange between a cube core and its two vector cores",
         "attention_mixed",
         _GROUP,
         attention_of([200], [5], 4, 1),

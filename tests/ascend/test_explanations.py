@@ -120,6 +120,13 @@ def test_rows_that_were_never_written_are_named() -> None:
     assert "Rows 2 to 3, 6 were never written" in compare(got, WANT, NOTHING, 0).explanation
 
 
+def test_what_was_to_be_written_here_and_there_and_was_not_is_said_to_be_that() -> None:
+    before = torch.zeros(8, 4)
+    want = before.clone()
+    want[:, 2] = 1.0
+    assert "nothing was written" in compare(before.clone(), want, before, 0).explanation
+
+
 def test_rows_that_should_not_have_been_written_are_named() -> None:
     before = torch.zeros(8, 4)
     want = before.clone()
@@ -127,6 +134,13 @@ def test_rows_that_should_not_have_been_written_are_named() -> None:
     got = want.clone()
     got[5, 2] = 1.0
     assert "Rows 5 were changed" in compare(got, want, before, 0).explanation
+
+
+def test_an_element_that_is_due_and_the_same_by_chance_is_not_a_row_that_had_to_stay() -> None:
+    before = torch.zeros(8, 4)
+    want = torch.ones(8, 4)
+    want[3, 1] = 0.0
+    assert "with wrong values" in compare(want + 2, want, before, 0).explanation
 
 
 def test_nan_among_written_values_points_to_synchronisation() -> None:

@@ -112,8 +112,8 @@ def test_a_step_whose_process_does_not_end_is_killed(monkeypatch: pytest.MonkeyP
     ("name", "kernel", "why"),
     [
         ("arguments", "paged_echo", "no core ran the kernel's code"),
-        ("write_kv", "paged_write_kv", "never written"),
-        ("copy_blocks", "paged_copy_blocks", "never written"),
+        ("write_kv", "paged_write_kv", "nothing was written"),
+        ("copy_blocks", "paged_copy_blocks", "nothing was written"),
         ("merge_states", "paged_merge_states", "nothing was written"),
         ("attention on vector cores", "paged_attention_float16", "nothing was written"),
         ("attention split over vector cores", "paged_attention_float16", "nothing was written"),
