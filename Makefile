@@ -158,7 +158,7 @@ $(SANITIZED): $(BUILD_INPUT) $(VENV)/.torch
 
 sanitize: $(VENV)/.test $(SANITIZED)
 	$(SANITIZERS) HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q --capture=sys $(OP_TESTS) \
-		$(addprefix tests/ops/test_,infinities.py overlap.py quantised.py tree_mask.py)
+		$(addprefix tests/ops/test_,infinities.py overlap.py quantised.py segments.py tree_mask.py)
 	$(SANITIZERS) $(BIN)/python -m tests.fuzz --calls $(FUZZ_CALLS)
 
 # Not in CI. The kernels run in a program of their own: torch and Python would drown their reports.

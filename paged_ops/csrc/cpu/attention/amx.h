@@ -56,6 +56,11 @@ PAGED_INLINE T* shared_with_unit(T* address) {
 // For what comes from the second cache, and isn't needed again soon: it leaves the first to others.
 #define PAGED_STREAM_TILE_AT(tile, base, offset) PAGED_TILE_AT(tileloaddt1, tile, base, offset)
 
+// Asks the second cache for a line, in its place among the tile instructions.
+PAGED_INLINE void ask_for(const void* line) {
+  asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(line)));
+}
+
 // What the tiles hold is lost.
 PAGED_INLINE void configure_tiles(const TileConfig& config) {
   _tile_loadconfig(shared_with_unit(&config));

@@ -142,21 +142,42 @@ class BySegments {
   [[gnu::nothrow]] void attend_all(const RowSpan& span) {
     const PieceRange segments = pieces_of(span_visible(params_, span), kSegment);
     const SegmentState state = segment_state_at(state_memory_, span.num_rows, columns_);
-    clear(state, span.num_rows);
-    for (int64_t segment = segments.begin; segment < segments.end; ++segment) {
-      attend_segment(span, segment, state);
+    if (span.num_rows > kMostGroupRows && segments.end - segments.begin == 1) {
+      attend_only_segment(span, segments.begin, state);
+    } else {
+      clear(state, span.num_rows);
+      for (int64_t segment = segments.begin; segment < segments.end; ++segment) {
+        attend_segment(span, segment, state);
+      }
+      finish_rows(params_, span, state);
     }
-    finish_rows(params_, span, state);
     // Output that was stored past the caches has to be seen by whoever waits for this thread.
     _mm_sfence();
   }
 
+  // Where there is but one segment, each block is finished while the first cache has its state.
+  void attend_only_segment(const RowSpan& span, int64_t segment, const SegmentState& state) {
+    clear(state, kBlockRows);
+    for (int64_t r = 0; r < span.num_rows; r += kBlockRows) {
+      const RowSpan rows = block_of(span, r);
+      if (is_empty(span_visible(params_, rows))) finish_rows(params_, rows, state);
+    }
+    attend_blocks(span, segment, [&](const RowSpan& rows, int64_t, const BlockSums& sums) {
+      clear(state, kBlockRows);
+      fold_rows(rows, segment, state, sums);
+      finish_rows(params_, rows, state);
+    });
+  }
+
   // Attends the span to one segment and folds the result into its state.
-  [[gnu::nothrow]] void attend_segment(const RowSpan& span, int64_t segment, const SegmentState& state) {
+  [[gnu::nothrow]] void attend_segment(const RowSpan& span, int64_t segment,
+                                       const SegmentState& state) {
     if (span.num_rows <= kMostGroupRows) {
       attend_group(span, segment, state);
     } else {
-      attend_blocks(span, segment, state);
+      attend_blocks(span, segment, [&](const RowSpan& rows, int64_t r, const BlockSums& sums) {
+        fold_rows(rows, segment, state.from(r), sums);
+      });
     }
   }
 
@@ -175,7 +196,9 @@ class BySegments {
     }
   }
 
-  void attend_blocks(const RowSpan& span, int64_t segment, const SegmentState& state) {
+  // Calls done(rows, index of the first, sums) for each block that sees a key of the segment.
+  template <class F>
+  void attend_blocks(const RowSpan& span, int64_t segment, F done) {
     std::memset(zeros_, 0, static_cast<size_t>(longest_row(params_)) * sizeof(BFloat16));
     configure_tiles(kFullTiles);
     const int64_t begin = segment * kSegment;
@@ -185,6 +208,7 @@ class BySegments {
       if (is_empty(all)) continue;
       packed_end_ = all.first / kChunk * kChunk;
       looked_up_ = -1;
+      asked_end_ = 0;
       for (int64_t r = 0; r < span.num_rows; r += kBlockRows) {
         const RowSpan rows = block_of(span, r);
         const Visible seen = in_range(span_visible(params_, rows), begin, begin + kSegment);
@@ -195,18 +219,35 @@ class BySegments {
         block_.start(params_, rows);
         pack_to(span, part, keys.last);
         attend_block(part, keys, sums);
-        if (keys.last < seen.last) continue;
-        fold_rows(rows, segment, state.from(r), sums);
+        if (keys.last == seen.last) done(rows, r, sums);
       }
     }
+  }
+
+  // Of the looked up piece's rows that are still to be packed, as many as are asked for beside so
+  // many chunks: spread over these, they don't fill the buffers between caches and memory.
+  RowsAhead rows_to_ask_for(int64_t num_chunks) {
+    if (looked_up_ < 0) return {};
+    const int64_t packed = packed_end_ - looked_up_ * kPiece - stream_.keys.first;
+    if (asked_end_ < packed) asked_end_ = packed;
+    const int64_t rest = stream_.num_keys - asked_end_;
+    if (rest <= 0) return {};
+    const RowsAhead ahead = {stream_.rows + asked_end_,
+                             stream_.rows + stream_.value_begin + asked_end_,
+                             rest < num_chunks ? rest : num_chunks};
+    asked_end_ += ahead.count;
+    return ahead;
   }
 
   // Packs keys and values up to key `end` of the part that begins at key `part`.
   void pack_to(const RowSpan& span, int64_t part, int64_t end) {
     for (; packed_end_ < end; packed_end_ += kChunk) {
       const int64_t piece = packed_end_ / kPiece;
-      if (piece != looked_up_) look_up(params_, span, piece, stream_);
-      looked_up_ = piece;
+      if (piece != looked_up_) {
+        look_up(params_, span, piece, stream_);
+        looked_up_ = piece;
+        asked_end_ = 0;
+      }
       const int64_t key = packed_end_ - piece * kPiece;
       const ChunkRows keys(stream_.key_rows(), stream_.keys, key, zeros_);
       pack_keys(keys, params_.pool.key.head_dim, counts_.steps, keys_at(part, packed_end_));
@@ -231,7 +272,7 @@ class BySegments {
       const int64_t last = round_up(mine.last - begin, kChunk) / kChunk;
       const int64_t first_key = begin + first * kChunk;
       block_.attend(params_, begin, first, last, keys_at(part, first_key),
-                    values_at(part, first_key), sums);
+                    values_at(part, first_key), rows_to_ask_for(last - first), sums);
     }
   }
 
@@ -243,7 +284,7 @@ class BySegments {
     uint32_t left = 0;
     for (int64_t r = 0; r < rows.num_rows; ++r) {
       const SegmentSoftmax softmax = sums.softmax(r);
-      if (softmax.sum == 0.0f) continue;
+      if (softmax.sum == 0.0f) continue;  // sees no key: one that it sees weighs something, or NaN
       const auto values = [&](int64_t d) { return sums.values(r, d); };
       if (is_whole(softmax, values)) {
         fold_segment(state, r, softmax, values);
@@ -340,6 +381,7 @@ class BySegments {
   uintptr_t end_;
   int64_t packed_end_ = 0;
   int64_t looked_up_ = -1;  // the piece whose rows the stream has
+  int64_t asked_end_ = 0;   // how many of its keys have been asked for
 };
 
 }  // namespace

@@ -60,11 +60,18 @@ struct alignas(64) BlockSums {
   }
 };
 
+// Rows of K and V that are to be packed soon, to be asked for.
+struct RowsAhead {
+  const BFloat16* const* keys;
+  const BFloat16* const* values;
+  int64_t count;  // 0: none
+};
+
 class RowBlock {
  public:
   PAGED_INLINE RowBlock(const AttentionParams& params, bool wants_total, Arena& arena)
       : counts_(params),
-        is_product_(params.softcap == 0.0f && params.alibi_slopes == nullptr),
+        is_product_(scores_are_products(params)),
         wants_total_(wants_total),
         function_(is_product_ ? params.scale * kLog2E : kLog2E),
         queries_(arena.take<int32_t>(counts_.steps * 2 * kUnitsPerTile)),
@@ -103,23 +110,23 @@ class RowBlock {
   // Adds chunks [first, last) of a piece that begins at key `begin`: what their packed keys and
   // values are is said by the first chunk's place.
   void attend(const AttentionParams& params, int64_t begin, int64_t first, int64_t last,
-              const int32_t* keys, const int32_t* values, BlockSums& sums) {
+              const int32_t* keys, const int32_t* values, const RowsAhead& ahead, BlockSums& sums) {
     const int64_t first_key = begin + first * kChunk;
     num_chunks_ = last - first;
     look_at_edges(params, first_key);
     memory_fence();
     switch (counts_.steps) {
       case 2:
-        weigh<2>(params, first_key, keys, sums);
+        weigh<2>(params, first_key, keys, ahead, sums);
         break;
       case 4:
-        weigh<4>(params, first_key, keys, sums);
+        weigh<4>(params, first_key, keys, ahead, sums);
         break;
       case 8:
-        weigh<8>(params, first_key, keys, sums);
+        weigh<8>(params, first_key, keys, ahead, sums);
         break;
       default:
-        weigh<0>(params, first_key, keys, sums);
+        weigh<0>(params, first_key, keys, ahead, sums);
     }
     sum_values(values, sums);
     memory_fence();
@@ -267,16 +274,30 @@ class RowBlock {
   // Weights of all chunks but the last two.
   template <int kSteps>
   void weigh(const AttentionParams& params, int64_t first_key, const int32_t* keys,
-             BlockSums& sums) {
+             const RowsAhead& ahead, BlockSums& sums) {
     WeightFunction function = function_;
     function.keep_in_registers();
     const int64_t steps = kSteps == 0 ? counts_.steps : kSteps;
     const int64_t rows_beside = (kBlockRows + 4 * steps - 1) / (4 * steps);
+    const int64_t passes = counts_.passes;
     const int64_t num_chunks = num_chunks_;
     const int32_t* queries = queries_;
     Work& work = *work_;
     for (int64_t j = 0; j < num_chunks; ++j, keys += 2 * steps * kUnitsPerTile) {
       float* last = work.scores[(j + 1) % 2][0][0][0];
+      // A row of K and one of V for each chunk, a line beside each product.
+      const bool has_ahead = j < ahead.count;
+      const auto* key_ahead = reinterpret_cast<const char*>(has_ahead ? ahead.keys[j] : nullptr);
+      const auto* value_ahead =
+          reinterpret_cast<const char*>(has_ahead ? ahead.values[j] : nullptr);
+      const auto ask = [&](int64_t i) __attribute__((always_inline)) {
+        if (!has_ahead) return;
+        if (i < steps) {
+          ask_for(key_ahead + i * kCacheLine);
+        } else if (i < steps + passes) {
+          ask_for(value_ahead + (i - steps) * kCacheLine);
+        }
+      };
       const auto weigh_rows = [&]<bool kIsMasked>(int64_t i) __attribute__((always_inline)) {
 #pragma GCC unroll 8
         for (int64_t r = i * rows_beside; r < (i + 1) * rows_beside; ++r) {
@@ -284,19 +305,21 @@ class RowBlock {
         }
       };
       if (j == 0) {
-        multiply_keys<kSteps, false>(queries, keys, steps, last, [](int64_t) {});
+        multiply_keys<kSteps, false>(queries, keys, steps, last, ask);
         continue;
       }
       if (j == 1) {
-        multiply_keys<kSteps, true>(queries, keys, steps, last, [](int64_t) {});
+        multiply_keys<kSteps, true>(queries, keys, steps, last, ask);
       } else if ((edges_ >> (j - 2) & 1) != 0) {
         multiply_keys<kSteps, true>(queries, keys, steps, last,
                                     [&](int64_t i) __attribute__((always_inline)) {
+                                      ask(i);
                                       weigh_rows.template operator()<true>(i);
                                     });
       } else {
         multiply_keys<kSteps, true>(queries, keys, steps, last,
                                     [&](int64_t i) __attribute__((always_inline)) {
+                                      ask(i);
                                       weigh_rows.template operator()<false>(i);
                                     });
       }

@@ -17,11 +17,11 @@ class RowGroup {
  public:
   PAGED_INLINE RowGroup(const AttentionParams& params, bool wants_total, Arena& arena)
       : counts_(params),
-        is_product_(params.softcap == 0.0f && params.alibi_slopes == nullptr),
+        is_product_(scores_are_products(params)),
         wants_total_(wants_total),
         function_(is_product_ ? params.scale * kLog2E : kLog2E),
         queries_(arena.take<int32_t>(counts_.steps * kUnitsPerTile)),
-        staged_(arena.take<int32_t>(counts_.steps * kUnitsPerTile)),
+        staged_(arena.take<int32_t>(2 * counts_.steps * kUnitsPerTile)),
         acc_(arena.take<float>(counts_.passes * 2 * kUnitsPerTile)),
         work_(arena.take<Work>(1)) {}
 
@@ -73,10 +73,16 @@ class RowGroup {
     memory_fence();
     for (int64_t chunk = first; chunk < last; ++chunk) weigh(params, begin, chunk);
     configure_tiles(value_tiles());
-    if (params.pool.value.head_dim % kPass == 0) {
-      sum_values<true>(params, stream, first, last, zeros);
-    } else {
-      sum_values<false>(params, stream, first, last, zeros);
+    for (int64_t pass = 0; pass < counts_.passes; pass += 2) {
+      const int64_t column = pass * kPass;
+      const int64_t rest = params.pool.value.head_dim - column;
+      if (rest >= 2 * kPass) {
+        sum_values<4, true>(params, stream, first, last, zeros, column);
+      } else if (rest > kPass) {
+        sum_values<4, false>(params, stream, first, last, zeros, column);
+      } else {
+        sum_values<2, false>(params, stream, first, last, zeros, column);
+      }
     }
     memory_fence();
     is_empty_ = false;
@@ -127,6 +133,12 @@ class RowGroup {
     return config;
   }
 
+  // 16 neighbouring keys, `stride` bytes apart.
+  struct KeyRows {
+    const char* rows;
+    int64_t stride;
+  };
+
   template <int kSteps>
   PAGED_INLINE void multiply_keys(const AttentionParams& params, const RowStream<BFloat16>& stream,
                                   int64_t first, int64_t last, const BFloat16* zeros) {
@@ -140,54 +152,84 @@ class RowGroup {
       _tile_loadd(4, queries_ + 2 * query_step, query_bytes);
       _tile_loadd(5, queries_ + 3 * query_step, query_bytes);
     }
-    const int64_t row_bytes = params.pool.key.head_dim * int64_t{sizeof(BFloat16)};
-    const bool may_be_in_place =
-        params.pool.key.head_dim % kStep == 0 && params.pool.block_size % kTileRows == 0;
-    const int64_t pool_stride = params.pool.key.token_stride * int64_t{sizeof(BFloat16)};
-    for (int64_t group = 2 * first; group < 2 * last; ++group) {
-      const int64_t key = group * kTileRows;
-      prefetch_far(stream, key - stream.keys.first, key + kTileRows - stream.keys.first, row_bytes);
-      const bool is_whole = key >= stream.keys.first && key + kTileRows <= stream.keys.last;
-      const char* rows = reinterpret_cast<const char*>(staged_);
-      int64_t stride = counts_.steps * kTileUnits * kUnitBytes;
-      if (may_be_in_place && is_whole) {
-        rows = reinterpret_cast<const char*>(stream.key_rows()[key]);
-        stride = pool_stride;
-      } else {
-        stage(stream, key, params.pool.key.head_dim, zeros);
-      }
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      const int64_t key = chunk * kChunk;
+      ask_ahead(stream, key - stream.keys.first, params.pool.key.head_dim);
+      const KeyRows a = key_rows(params, stream, key, staged_, zeros);
+      const KeyRows b =
+          key_rows(params, stream, key + kTileRows, staged_ + counts_.steps * kUnitsPerTile, zeros);
+      // Two sums, so that the unit needn't wait for either.
       _tile_zero(0);
+      _tile_zero(1);
       if constexpr (kSteps == 0) {
         for (int64_t step = 0; step < counts_.steps; ++step) {
           _tile_loadd(2, queries_ + step * query_step, query_bytes);
-          _tile_loadd(6, rows + step * 64, stride);
+          _tile_loadd(6, a.rows + step * 64, a.stride);
           _tile_dpbf16ps(0, 6, 2);
+          _tile_loadd(7, b.rows + step * 64, b.stride);
+          _tile_dpbf16ps(1, 7, 2);
         }
       } else {
-        _tile_loadd(6, rows, stride);
+        _tile_loadd(6, a.rows, a.stride);
         _tile_dpbf16ps(0, 6, 2);
-        _tile_loadd(7, rows + 64, stride);
-        _tile_dpbf16ps(0, 7, 3);
+        _tile_loadd(7, b.rows, b.stride);
+        _tile_dpbf16ps(1, 7, 2);
+        _tile_loadd(6, a.rows + 64, a.stride);
+        _tile_dpbf16ps(0, 6, 3);
+        _tile_loadd(7, b.rows + 64, b.stride);
+        _tile_dpbf16ps(1, 7, 3);
         if constexpr (kSteps == 4) {
-          _tile_loadd(6, rows + 128, stride);
+          _tile_loadd(6, a.rows + 128, a.stride);
           _tile_dpbf16ps(0, 6, 4);
-          _tile_loadd(7, rows + 192, stride);
-          _tile_dpbf16ps(0, 7, 5);
+          _tile_loadd(7, b.rows + 128, b.stride);
+          _tile_dpbf16ps(1, 7, 4);
+          _tile_loadd(6, a.rows + 192, a.stride);
+          _tile_dpbf16ps(0, 6, 5);
+          _tile_loadd(7, b.rows + 192, b.stride);
+          _tile_dpbf16ps(1, 7, 5);
         }
       }
-      _tile_stored(0, work_->scores[group / 2][group % 2], query_bytes);
+      _tile_stored(0, work_->scores[chunk][0], query_bytes);
+      _tile_stored(1, work_->scores[chunk][1], query_bytes);
     }
+  }
+
+  // Asks for as many rows as a chunk has, those that come kFarAhead later than the i-th.
+  PAGED_INLINE static void ask_ahead(const RowStream<BFloat16>& stream, int64_t i,
+                                     int64_t head_dim) {
+    constexpr int64_t kPerLine = kCacheLine / int64_t{sizeof(BFloat16)};
+    int64_t begin = i + stream.kFarAhead, end = begin + kChunk;
+    if (begin < 0) begin = 0;
+    if (end > stream.num_rows) end = stream.num_rows;
+    for (int64_t row = begin; row < end; ++row) {
+      const BFloat16* at = stream.rows[row];
+      for (int64_t d = 0; d < head_dim; d += kPerLine) __builtin_prefetch(at + d, 0, 2);
+    }
+  }
+
+  // Keys in their place, if they are all there and in one block, else copied.
+  PAGED_INLINE KeyRows key_rows(const AttentionParams& params, const RowStream<BFloat16>& stream,
+                                int64_t key, int32_t* staged, const BFloat16* zeros) const {
+    const bool is_in_place = params.pool.key.head_dim % kStep == 0 &&
+                             params.pool.block_size % kTileRows == 0 && key >= stream.keys.first &&
+                             key + kTileRows <= stream.keys.last;
+    if (is_in_place) {
+      return {reinterpret_cast<const char*>(stream.key_rows()[key]),
+              params.pool.key.token_stride * int64_t{sizeof(BFloat16)}};
+    }
+    stage(stream, key, params.pool.key.head_dim, zeros, staged);
+    return {reinterpret_cast<const char*>(staged), counts_.steps * kTileUnits * kUnitBytes};
   }
 
   // Copies 16 keys, padded with zeros.
   void stage(const RowStream<BFloat16>& stream, int64_t key, int64_t head_dim,
-             const BFloat16* zeros) {
+             const BFloat16* zeros, int32_t* to) const {
     const BFloat16* rows[kTileRows];
     for (int64_t i = 0; i < kTileRows; ++i) {
       rows[i] = stream.holds(key + i) ? stream.key_rows()[key + i] : zeros;
     }
     for (int64_t step = 0; step < counts_.steps; ++step) {
-      stage_step(rows, step, head_dim, staged_ + step * kTileUnits, counts_.steps * kTileUnits);
+      stage_step(rows, step, head_dim, to + step * kTileUnits, counts_.steps * kTileUnits);
     }
     memory_fence();
   }
@@ -244,57 +286,60 @@ class RowGroup {
     }
   }
 
-  // 64 columns at a time, whose sums the unit holds.
-  template <bool kIsWhole>
-  PAGED_INLINE void sum_values(const AttentionParams& params, const RowStream<BFloat16>& stream,
-                               int64_t first, int64_t last, const BFloat16* zeros) {
+  // Columns from `column` on, whose sums the unit holds: two tiles for 32. With the first come the
+  // sums of weights.
+  template <int kTiles, bool kIsWhole>
+  void sum_values(const AttentionParams& params, const RowStream<BFloat16>& stream, int64_t first,
+                  int64_t last, const BFloat16* zeros, int64_t column) {
+    const bool is_first = column == 0;
     const int64_t head_dim = params.pool.value.head_dim;
-    const int64_t row_bytes = head_dim * int64_t{sizeof(BFloat16)};
-    const int64_t value_index = stream.value_begin - stream.keys.first;
-    for (int64_t pass = 0; pass < counts_.passes; pass += 2) {
-      const int64_t num_tiles = counts_.passes - pass == 1 ? 2 : 4;
-      float* acc = acc_ + pass * 2 * kUnitsPerTile;
-      const int64_t column = pass * kPass;
-      load_sums(acc, num_tiles, pass == 0);
-      for (int64_t chunk = first; chunk < last; ++chunk) {
-        const int64_t key = chunk * kChunk;
-        if (pass == 0 && stream.value_begin > 0) {
-          prefetch_far(stream, value_index + key, value_index + key + kChunk, row_bytes);
-        }
-        const ChunkRows some(stream.value_rows(), stream.keys, key, zeros);
-        auto& values = work_->values[chunk % 2];
-        interleave<kIsWhole>(some.rows, column, head_dim, num_tiles, values);
-        memory_fence();
-        _tile_loadd(4, work_->weights[chunk], 64);
-        if (pass == 0) {
-          _tile_loadd(6, work_->ones, 64);
-          _tile_dpbf16ps(5, 4, 6);
-        }
-        _tile_loadd(7, values[0], 64);
-        _tile_dpbf16ps(0, 4, 7);
-        _tile_loadd(6, values[1], 64);
-        _tile_dpbf16ps(1, 4, 6);
-        if (num_tiles == 4) {
-          _tile_loadd(7, values[2], 64);
-          _tile_dpbf16ps(2, 4, 7);
-          _tile_loadd(6, values[3], 64);
-          _tile_dpbf16ps(3, 4, 6);
-        }
+    float* acc = acc_ + column / kPass * 2 * kUnitsPerTile;
+    load_sums<kTiles>(acc, is_first);
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      const int64_t key = chunk * kChunk;
+      if (is_first && stream.value_begin > 0) {
+        ask_ahead(stream, stream.value_begin + key - stream.keys.first, head_dim);
       }
-      store_sums(acc, num_tiles, pass == 0);
+      auto& values = work_->values[chunk % 2];
+      if (key >= stream.keys.first && key + kChunk <= stream.keys.last) {
+        interleave<kTiles, kIsWhole>(stream.value_rows() + key, column, head_dim, values);
+      } else {
+        const ChunkRows some(stream.value_rows(), stream.keys, key, zeros);
+        interleave<kTiles, kIsWhole>(some.rows, column, head_dim, values);
+      }
+      memory_fence();
+      _tile_loadd(4, work_->weights[chunk], 64);
+      if (is_first) {
+        _tile_loadd(6, work_->ones, 64);
+        _tile_dpbf16ps(5, 4, 6);
+      }
+      _tile_loadd(7, values[0], 64);
+      _tile_dpbf16ps(0, 4, 7);
+      _tile_loadd(6, values[1], 64);
+      _tile_dpbf16ps(1, 4, 6);
+      if constexpr (kTiles == 4) {
+        _tile_loadd(7, values[2], 64);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_loadd(6, values[3], 64);
+        _tile_dpbf16ps(3, 4, 6);
+      }
     }
+    store_sums<kTiles>(acc, is_first);
   }
 
-  template <bool kIsWhole>
+  template <int kTiles, bool kIsWhole>
   PAGED_INLINE static void interleave(const BFloat16* const* rows, int64_t column, int64_t head_dim,
-                                      int64_t num_tiles, int32_t (&to)[4][kTileRows][kTileUnits]) {
+                                      int32_t (&to)[4][kTileRows][kTileUnits]) {
 #pragma GCC unroll 16
     for (int64_t pair = 0; pair < kTileRows; ++pair) {
-      for (int64_t tile = 0; tile < num_tiles; tile += 2) {
-        const int64_t at = column + tile / 2 * kPass;
-        const int64_t count = kIsWhole ? kPass : head_dim - at;
-        const auto a = (__m512i)load_pairs(rows[2 * pair] + at, count);
-        const auto b = (__m512i)load_pairs(rows[2 * pair + 1] + at, count);
+      const BFloat16* first = rows[2 * pair] + column;
+      const BFloat16* second = rows[2 * pair + 1] + column;
+#pragma GCC unroll 2
+      for (int64_t tile = 0; tile < kTiles; tile += 2) {
+        const int64_t at = tile / 2 * kPass;
+        const int64_t count = kIsWhole ? kPass : head_dim - column - at;
+        const auto a = (__m512i)load_pairs(first + at, count);
+        const auto b = (__m512i)load_pairs(second + at, count);
         store_units(to[tile][pair], (IntVec)_mm512_unpacklo_epi16(a, b));
         store_units(to[tile + 1][pair], (IntVec)_mm512_unpackhi_epi16(a, b));
       }
@@ -302,7 +347,8 @@ class RowGroup {
   }
 
   // Begins with the sums of the pieces before: those of values, and of weights.
-  PAGED_INLINE void load_sums(const float* acc, int64_t num_tiles, bool has_weights) const {
+  template <int kTiles>
+  PAGED_INLINE void load_sums(const float* acc, bool has_weights) const {
     if (is_empty_) {
       _tile_zero(0);
       _tile_zero(1);
@@ -314,17 +360,20 @@ class RowGroup {
     if (has_weights) _tile_loadd(5, work_->sums, 64);
     _tile_loadd(0, acc, 64);
     _tile_loadd(1, acc + kUnitsPerTile, 64);
-    if (num_tiles < 4) return;
-    _tile_loadd(2, acc + 2 * kUnitsPerTile, 64);
-    _tile_loadd(3, acc + 3 * kUnitsPerTile, 64);
+    if constexpr (kTiles == 4) {
+      _tile_loadd(2, acc + 2 * kUnitsPerTile, 64);
+      _tile_loadd(3, acc + 3 * kUnitsPerTile, 64);
+    }
   }
-  PAGED_INLINE void store_sums(float* acc, int64_t num_tiles, bool has_weights) const {
+  template <int kTiles>
+  PAGED_INLINE void store_sums(float* acc, bool has_weights) const {
     if (has_weights) _tile_stored(5, work_->sums, 64);
     _tile_stored(0, acc, 64);
     _tile_stored(1, acc + kUnitsPerTile, 64);
-    if (num_tiles < 4) return;
-    _tile_stored(2, acc + 2 * kUnitsPerTile, 64);
-    _tile_stored(3, acc + 3 * kUnitsPerTile, 64);
+    if constexpr (kTiles == 4) {
+      _tile_stored(2, acc + 2 * kUnitsPerTile, 64);
+      _tile_stored(3, acc + 3 * kUnitsPerTile, 64);
+    }
   }
 
   TileCounts counts_;
@@ -332,7 +381,7 @@ class RowGroup {
   bool wants_total_;  // of the weights before rounding
   WeightFunction function_;
   int32_t* queries_;  // [steps][16 pairs of elements][width_]
-  int32_t* staged_;   // [16 keys][steps][16 pairs]
+  int32_t* staged_;   // twice [16 keys][steps][16 pairs]
   float* acc_;        // [passes][low or high half of the columns' quarters][16 rows][16]
   Work* work_;
   int64_t num_rows_ = 0;

@@ -22,6 +22,12 @@ constexpr int64_t kSegment = kPiecesPerSegment * kPiece;
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
 
+// Whether a score is the scale times the dot product, and nothing else: then the weights are made
+// from dot products.
+PAGED_INLINE bool scores_are_products(const AttentionParams& params) {
+  return params.softcap == 0.0f && params.alibi_slopes == nullptr;
+}
+
 // A row's softmax over one segment. `sum` is that of the weights as bfloat16, which is what the
 // weighted values are divided by; `total` that of the weights before rounding, where somebody asks
 // for it, else `sum` again.
@@ -36,7 +42,7 @@ struct SegmentSoftmax {
 constexpr float kLargestSum = 0x1p126f;
 
 // The states of some rows over some segments: a State whose `max` is a reference, with the sums of
-// weights before rounding beside it. `sum` is 1 to 2, but 0 where no key weighs anything. The state
+// weights before rounding beside it. `sum` is 1/2 to 1, but 0 where no key weighs anything. The state
 // of no keys has the reference -inf, and an accumulator that nobody wrote.
 struct SegmentState {
   State rounded;
@@ -58,7 +64,9 @@ PAGED_INLINE void clear(const SegmentState& state, int64_t num_rows) {
   }
 }
 
-PAGED_INLINE float exponent_of(float x) { return exponents(broadcast(x))[0]; }
+// n such that x is 2^n times 1/2 to 1: a weighted sum divided by this power of two is no larger than
+// the largest value.
+PAGED_INLINE float exponent_of(float x) { return exponents(broadcast(x))[0] + 1.0f; }
 PAGED_INLINE float times_power_of_two(float x, float n) {
   return times_power_of_two(broadcast(x), broadcast(n))[0];
 }
@@ -67,6 +75,7 @@ PAGED_INLINE float times_power_of_two(float x, float n) {
 // are kLanes, into the row's state.
 template <class F>
 PAGED_INLINE void fold_segment(const SegmentState& into, int64_t r, SegmentSoftmax more, F values) {
+  if (more.reference == kMinusInf) return;  // no keys, no values
   float& reference = into.rounded.max[r];
   float& sum = into.rounded.sum[r];
   float* acc = into.rounded.acc + r * into.rounded.acc_stride;
