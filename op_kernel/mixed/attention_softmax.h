@@ -390,7 +390,7 @@ class AttentionSoftmax {
 
   // Folds the rows of products in a buffer, from `begin` on of the share's.
   __aicore__ inline void Fold(const Share& share, int64_t begin, int32_t buffer) {
-    const Float products = stream_.In(buffer);
+    const Float& products = stream_.In(buffer);
     if (begin == 0 && share.mixes) {
       // The first row tells of all.
       finiteness_.Look(products);

@@ -12,7 +12,10 @@ class ChunkRing {
   __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t count) {
     pipe_ = pipe;
     count_ = static_cast<int32_t>(count);
-    buffers_ = NewBuffer<float>(pipe, count * kChunkScores);
+    const Float all = NewBuffer<float>(pipe, count * kChunkScores);
+    for (int64_t i = 0; i < count; ++i) {
+      buffers_[i] = all[i * kChunkScores];
+    }
   }
 
   __aicore__ inline void Open() {
@@ -39,9 +42,7 @@ class ChunkRing {
 
   __aicore__ inline bool HasIdle() const { return next_idle_ != last_idle_; }
 
-  __aicore__ inline Float At(int32_t buffer) const {
-    return buffers_[static_cast<uint32_t>(buffer) * static_cast<uint32_t>(kChunkScores)];
-  }
+  __aicore__ inline const Float& At(int32_t buffer) const { return buffers_[buffer]; }
 
   // A free buffer, which MTE2 may write from here on.
   __aicore__ inline int32_t Begin() {
@@ -73,7 +74,7 @@ class ChunkRing {
   static_assert(kMostChunkBuffers < kPlaces, "an event for each buffer");
 
   AscendC::TPipe* pipe_;
-  Float buffers_;
+  Float buffers_[kMostChunkBuffers];
   int32_t count_;
   AscendC::TEventID filled_[kPlaces];
   AscendC::TEventID freed_[kPlaces];

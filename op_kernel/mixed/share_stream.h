@@ -135,7 +135,7 @@ class ShareStream {
   // products.
   __aicore__ inline int32_t Take() { return ring_.Take(); }
 
-  __aicore__ inline Float In(int32_t buffer) const { return ring_.At(buffer); }
+  __aicore__ inline const Float& In(int32_t buffer) const { return ring_.At(buffer); }
   __aicore__ inline const HeldChunk& Held(int32_t buffer) const { return held_[buffer]; }
 
   // Lets go of what was taken; the next load begins in its place.

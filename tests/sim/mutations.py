@@ -656,12 +656,6 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
             "    if (false) {\n",
         ),
         Mutant(
-            "a tile that stays taken to be where it isn't",
-            _STAYING,
-            "tiles_[((shift_ + begin) & (kPiece - 1)) * width_]",
-            "tiles_[((shift_ + begin + tile_) & (kPiece - 1)) * width_]",
-        ),
-        Mutant(
             "one total for both bands of a unit",
             _SOFTMAX,
             "return totals_[share.step.band];",
