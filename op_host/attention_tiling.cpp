@@ -281,7 +281,7 @@ int64_t attention_ub_bytes(const AttentionKind& kind, const AttentionStep& step)
   bytes += std::max(tile * kRepeatLanes, sums) * kFloat;  // products
   bytes += 2 * rows * kRepeatLanes * kFloat;              // scores, and as much beside
   bytes += kRepeatLanes * kBlockLanes * kFloat;           // weights, broadcast
-  bytes += (rows + 1) * head_dim_v * kFloat;              // accumulators
+  bytes += rows * head_dim_v * kFloat;  // accumulators: twice as many, but then no states
   bytes += kLaneBuffers * kMaxRows * kFloat;
   bytes += rows * kBlockLanes * kFloat;  // factors, broadcast
   bytes += kRepeatLanes * kFloat;        // indices

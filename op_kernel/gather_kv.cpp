@@ -114,6 +114,7 @@ class GatherKv {
       GM_ADDR key_cache, GM_ADDR value_cache, GM_ADDR key_scale, GM_ADDR value_scale,        \
       GM_ADDR block_tables, GM_ADDR seq_lens, GM_ADDR key, GM_ADDR value, GM_ADDR tiling) {  \
     const GatherKvTilingData data = *(__gm__ GatherKvTilingData*)tiling;                     \
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                          \
     AscendC::TPipe pipe;                                                                     \
     GatherKv<type> gather;                                                                   \
     gather.Init(key_cache, value_cache, key_scale, value_scale, block_tables, seq_lens, key, \

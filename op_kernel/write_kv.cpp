@@ -188,6 +188,7 @@ PAGED_WRITE_KV_ENTRY(paged_write_kv_32bit, float)
       GM_ADDR key, GM_ADDR value, GM_ADDR key_cache, GM_ADDR value_cache, GM_ADDR key_scale,   \
       GM_ADDR value_scale, GM_ADDR slot_mapping, GM_ADDR tiling) {                             \
     const WriteKvTilingData data = *(__gm__ WriteKvTilingData*)tiling;                         \
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                            \
     AscendC::TPipe pipe;                                                                       \
     WriteInt8<type> write;                                                                     \
     write.Init(key, value, key_cache, value_cache, key_scale, value_scale, slot_mapping, data, \
