@@ -321,14 +321,14 @@ int64_t attention_ub_bytes(const AttentionKind& kind, const AttentionStep& step)
   bytes += 2 * tile * row_bytes(head_dim);                               // key_in, twice
   if (!kind.values_are_keys) bytes += 2 * tile * row_bytes(head_dim_v);  // value_in, twice
   bytes += rows * head_dim_v * element;                                  // output_out
-  bytes += states_ub_bytes(head_dim_v, rows);             // or, without a split, the totals
+  bytes += states_ub_bytes(head_dim_v, rows);
   bytes += rows * head_dim * kFloat;                      // queries, widened
   if (cached != kFloat) bytes += tile * widest * kFloat;  // a tile, widened
   const int64_t sums = kSumRows * std::min(head_dim_v, kSumColumns);
   bytes += std::max(tile * kRepeatLanes, sums) * kFloat;  // products
   bytes += 2 * rows * kRepeatLanes * kFloat;              // scores, and as much beside
   bytes += kRepeatLanes * kBlockLanes * kFloat;           // weights, broadcast
-  bytes += rows * head_dim_v * kFloat;                    // accumulators
+  bytes += rows * head_dim_v * kFloat;  // accumulators: twice as many, but then no states
   bytes += kLaneBuffers * kMaxRows * kFloat;
   bytes += rows * kBlockLanes * kFloat;  // factors, broadcast
   bytes += kRepeatLanes * kFloat;        // indices

@@ -49,8 +49,8 @@ WRITTEN = {
     "merge_states": (),
 }
 MOST_BYTES = 2**30
-LEAST_LAUNCHES = 4_500  # of 4,832, since hypothesis may draw other examples one day
-FLOAT8 = 0  # parametrisations for it
+LEAST_LAUNCHES = 6_200  # of more than 6,600, since hypothesis may draw other examples one day
+FLOAT8 = 1_370  # parametrisations for it
 # How many parametrisations of a test are skipped, by what is said of them.
 SKIPPED = {
     "expected a multiple of 16": {
@@ -78,9 +78,8 @@ SKIPPED = {
         "test_values_may_have_another_head_dim_than_keys": 2,
     },
     "no float8": {
-        "test_a_refused_call_lets_go_of_all_its_arguments": 3,
         "test_autograd_sees_that_scales_per_token_were_written_and_no_others": 2,
-        "test_bad_input_is_refused_by_name_and_nothing_is_written": 3,
+        "test_what_a_fixed_scale_cannot_hold_becomes_the_largest_element": 2,
         "test_randomly_corrupted_calls_return_or_raise_and_refused_ones_write_nothing": 2,
     },
     "more bytes than are sent": {
@@ -99,7 +98,13 @@ NOT_ON_THE_CUBE = {
     "test_equal_values_come_out_as_they_are_though_all_weights_round_the_same_way": (
         "the cube takes weights of 16 bits, and they are divided by their sum before rounding"
     ),
+    "test_the_triangle_is_the_causal_mask": "a call with a tree mask takes the vector kernel",
 }
+for _dtype in ("float16", "bfloat16"):
+    NOT_ON_THE_CUBE[
+        "test_each_option_is_honoured_or_refused_over_each_cache_in_each_phase"
+        f"[torch.{_dtype}-tree-decode-None]"
+    ] = NOT_ON_THE_CUBE["test_the_triangle_is_the_causal_mask"]
 # Tests of what torch_npu does by an operator of CANN that the simulated device doesn't have.
 NOT_SIMULATED = {
     "test_numbers_per_head_of_the_query_s_dtype_are_converted_exactly": "a cast on the device",
@@ -257,7 +262,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if os.environ.get("PAGED_NPU_KERNEL") == "vector":
         return
     for item in items:
-        reason = NOT_ON_THE_CUBE.get(getattr(item, "originalname", ""))
+        test = getattr(item, "originalname", "")
+        reason = NOT_ON_THE_CUBE.get(test) or NOT_ON_THE_CUBE.get(item.name)
         if reason is not None and "float32" not in item.name:
             item.add_marker(pytest.mark.skip(reason))
 

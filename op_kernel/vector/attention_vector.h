@@ -117,12 +117,12 @@ class AttentionVector {
     cap_granule_ = distances_[kRepeatLanes];
     slopes_ = cap_granule_[kGranule];
     weights_ = NewBuffer<float>(pipe, kRepeatLanes * kGranule);
-    // Where states go through the workspace, rows are folded when no piece is left to attend to.
-    const int64_t total_at = tiling_->split != 0 ? 0 : rows * value_dim_;
-    const Float acc = NewBuffer<float>(pipe, total_at + rows * value_dim_);
+    // Where states go through the workspace, none of a piece is left when rows are folded.
+    const int64_t totals = tiling_->split != 0 ? 0 : rows;
+    const Float acc = NewBuffer<float>(pipe, (rows + totals) * value_dim_);
     const Float lanes = NewBuffer<float>(pipe, kNumLaneBuffers * kMaxRows);
     piece_ = {lanes, lanes[kMaxRows], acc};
-    total_ = {lanes[2 * kMaxRows], lanes[3 * kMaxRows], acc[total_at]};
+    total_ = {lanes[2 * kMaxRows], lanes[3 * kMaxRows], acc[totals * value_dim_]};
     scratch_ = {lanes[4 * kMaxRows], lanes[5 * kMaxRows], lanes[6 * kMaxRows],
                 NewBuffer<float>(pipe, rows * kGranule)};
     tile_lanes_ = lanes[7 * kMaxRows];
