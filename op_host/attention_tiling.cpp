@@ -163,10 +163,10 @@ LaunchPlan<AttentionTilingData> plan_vector(AttentionTilingData tiling, const At
   tiling.split = tiling.max_pieces > 1 && row_blocks < kEnoughBlocksPerCore * soc.vector_cores &&
                  workspace <= kWorkspaceLimit;
   const int64_t units = tiling.split ? row_blocks * tiling.max_pieces : row_blocks;
-  const std::string caches =
-      is_quantised(kind.cache_dtype) ? "_" + kernel_suffix(kind.cache_dtype) : "";
-  return {"attention", "paged_attention_" + kernel_suffix(kind.dtype) + caches, tiling,
-          std::clamp<int64_t>(units, 1, soc.vector_cores), tiling.split ? workspace : 0};
+  std::string kernel = "paged_attention_" + kernel_suffix(kind.dtype);
+  if (is_quantised(kind.cache_dtype)) kernel.append("_").append(kernel_suffix(kind.cache_dtype));
+  return {"attention", std::move(kernel), tiling, std::clamp<int64_t>(units, 1, soc.vector_cores),
+          tiling.split ? workspace : 0};
 }
 
 // Elements of `width` in equal parts of at most `most`, each whole fractals.

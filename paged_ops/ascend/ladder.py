@@ -26,7 +26,10 @@ BUILD_LIMIT = 3600.0
 TESTS_LIMIT = 7200.0
 OP_TESTS = tuple(
     f"tests/ops/test_{name}.py"
-    for name in ("write_kv", "copy_blocks", "merge_states", "attention", "bad_input")
+    for name in (
+        *("write_kv", "copy_blocks", "gather_kv", "merge_states"),
+        *("attention", "quantised", "tree_mask", "bad_input"),
+    )
 )
 NEEDED = ("device", "arguments")
 """Steps without which no later one can be right."""
