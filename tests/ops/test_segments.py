@@ -39,20 +39,21 @@ def in_parts(sequences: Sequences, cut: int) -> Sequences:
     )
 
 
-@pytest.mark.parametrize(
-    "head_dims", [(64, 64), (128, 128), (53, 37), (256, 96), (1, 130)], ids=str
-)
-@pytest.mark.parametrize(
-    "option",
-    [option for option in each_option(4) if "causal" not in option],
-    ids=lambda option: "-".join(option),
-)
+*OPTIONS, TOGETHER = [option for option in each_option(4) if "causal" not in option]
+CASES = [
+    *[(option, (64, 64)) for option in OPTIONS],
+    *[(TOGETHER, head_dims) for head_dims in ((128, 128), (53, 37))],
+    *[({}, head_dims) for head_dims in ((64, 64), (256, 96), (1, 130), (576, 512))],
+]
+
+
+@pytest.mark.parametrize(("option", "head_dims"), CASES)
 def test_bits_depend_neither_on_the_phase_nor_on_where_a_segment_ends(
     option: dict, head_dims: tuple[int, int]
 ) -> None:
     sequences = make_sequences(
         (2 * SEGMENT + 3, SEGMENT + 30),
-        (40, 45),
+        (20, 35),
         num_heads=4,
         num_kv_heads=2,
         head_dim=head_dims[0],

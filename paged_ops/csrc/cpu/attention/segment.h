@@ -42,8 +42,8 @@ struct SegmentSoftmax {
 constexpr float kLargestSum = 0x1p126f;
 
 // The states of some rows over some segments: a State whose `max` is a reference, with the sums of
-// weights before rounding beside it. `sum` is 1/2 to 1, but 0 where no key weighs anything. The state
-// of no keys has the reference -inf, and an accumulator that nobody wrote.
+// weights before rounding beside it. `sum` is 1/2 to 1, but 0 where no key weighs anything. The
+// state of no keys has the reference -inf, and an accumulator that nobody wrote.
 struct SegmentState {
   State rounded;
   float* total;
@@ -64,8 +64,8 @@ PAGED_INLINE void clear(const SegmentState& state, int64_t num_rows) {
   }
 }
 
-// n such that x is 2^n times 1/2 to 1: a weighted sum divided by this power of two is no larger than
-// the largest value.
+// n such that x is 2^n times 1/2 to 1: a weighted sum divided by this power of two is no larger
+// than the largest value.
 PAGED_INLINE float exponent_of(float x) { return exponents(broadcast(x))[0] + 1.0f; }
 PAGED_INLINE float times_power_of_two(float x, float n) {
   return times_power_of_two(broadcast(x), broadcast(n))[0];
