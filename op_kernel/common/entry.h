@@ -7,7 +7,8 @@
 
 // Defines an entry point: a C function of `parameters`, in parentheses, that makes the call behind
 // them. `cores` is one of the three below. A unit with several entry points has to state them, and
-// CANN moves from this statement to words in the function's head: here is the only place that knows.
+// CANN moves from this statement to words in the function's head: here is the only place that
+// knows.
 #define PAGED_KERNEL(cores, name, parameters, ...)        \
   extern "C" __global__ __aicore__ void name parameters { \
     KERNEL_TASK_TYPE_DEFAULT(cores);                      \
