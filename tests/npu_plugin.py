@@ -192,19 +192,17 @@ def _call_on_npu(name: str) -> Callable[..., Any]:
                 else value
                 for key, value in given.items()
             }
-        copies = {key: sent[key] for key in WRITTEN[name]}
+        copies = {key: sent[key] for key in WRITTEN[name] if sent.get(key) is not None}
         versions = {key: copy._version for key, copy in copies.items()}
         positional = [sent.pop(a.name) for a in schema if not a.kwarg_only and a.name in sent]
         try:
             result = op(*positional, **sent)
         except RuntimeError as error:
             _skip(error, lambda: _serves(base, given))
-        for written in WRITTEN[name]:
-            if given.get(written) is None:
-                continue
-            storages.bring_back(given[written])
-            if copies[written]._version > versions[written]:
-                increment_version(given[written])
+        for key, copy in copies.items():
+            storages.bring_back(given[key])
+            if copy._version > versions[key]:
+                increment_version(given[key])
         if overload == "out":
             return given["out"]
         if isinstance(result, tuple):
