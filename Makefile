@@ -15,6 +15,7 @@ LIBRARY := paged_ops/_C.abi3.so
 
 CXX_FOLDERS := $(wildcard paged_ops/csrc op_host op_kernel tests)
 CXX_FILES   := $(shell find $(CXX_FOLDERS) -name '*.cpp' -o -name '*.h')
+BENCH_C     := $(wildcard paged_ops/bench/attention/*.c)
 BUILD_INPUT := setup.py $(filter-out tests/%,$(CXX_FILES))
 
 .DEFAULT_GOAL := help
@@ -49,8 +50,9 @@ VENV_NPU := .venv-npu
 ON_NPU   := $(VENV_NPU)/bin/python -m tests.npu_environment -m pytest -q
 
 test-npu: $(VENV_NPU)/.test $(LIBRARY)
-	$(ON_NPU) tests/sim/test_acl.py
-	$(ON_NPU) -p tests.npu_plugin --whole $(OP_TESTS)
+	$(ON_NPU) tests/sim/test_acl.py tests/ascend/test_kit.py tests/integrations/test_vllm_ascend.py
+	$(ON_NPU) -p tests.npu_plugin --whole $(OP_TESTS) \
+		$(addprefix tests/ops/test_,quantised.py tree_mask.py)
 
 $(VENV_NPU)/.test: Makefile
 	$(PYTHON) -m venv $(VENV_NPU)
@@ -114,12 +116,12 @@ lint: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES) $(BENCH_C)
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	$(BIN)/clang-format -i $(CXX_FILES)
+	$(BIN)/clang-format -i $(CXX_FILES) $(BENCH_C)
 
 # The environment: torch and the build tools first, because the build runs without isolation; then one
 # stamp for each extra. An extra's install builds the library too, so it waits for $(LIBRARY) and finds
@@ -157,7 +159,7 @@ $(SANITIZED): $(BUILD_INPUT) $(VENV)/.torch
 
 sanitize: $(VENV)/.test $(SANITIZED)
 	$(SANITIZERS) HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q --capture=sys $(OP_TESTS) \
-		$(addprefix tests/ops/test_,infinities.py overlap.py quantised.py tree_mask.py)
+		$(addprefix tests/ops/test_,infinities.py overlap.py quantised.py segments.py tree_mask.py)
 	$(SANITIZERS) $(BIN)/python -m tests.fuzz --calls $(FUZZ_CALLS)
 
 # Not in CI. The kernels run in a program of their own: torch and Python would drown their reports.

@@ -11,8 +11,11 @@ CXX, CXXFLAGS
 PAGED_SANITIZE
     "1" builds with AddressSanitizer and UndefinedBehaviorSanitizer (see ``make sanitize``).
 ASCEND_HOME_PATH, PAGED_SOC
-    Where CANN is, and the chip to compile the Ascend kernels for (by default Ascend910B1). Without
-    the first, everything is built but these kernels.
+    Where CANN is, 8.5 or later, and the chip to compile the Ascend kernels for (by default
+    Ascend910B1). Without the first, everything is built but these kernels.
+ASCENDC_CMAKE_DIR
+    CANN's folder with ascendc.cmake: the kernels are then built by that, and not by commands that
+    are written here.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -74,9 +78,32 @@ ISAS_BY_MACHINE = {
 KERNEL_FLAGS = ["-ffp-contract=off", "-Wno-maybe-uninitialized"]
 
 
-# Where a CANN keeps its device compiler, and the architecture of the 910B and 910_93 chips.
-BISHENG_FOLDERS = ("bin", "compiler/ccec_compiler/bin", "tools/bisheng_compiler/bin")
+# The architecture of the 910B and 910_93 chips. The flags behind it are CANN's own for kernels; so
+# is the macro, without which every tensor of a kernel carries its shape on a core's small stack.
 NPU_ARCH = "dav-2201"
+KERNEL_FLAGS_NPU = [
+    *("-std=c++17", "-O3", "-x asc", "--aicore-only", f"--npu-arch={NPU_ARCH}"),
+    "-DK_MAX_SHAPE_DIM=0",
+    "-mllvm -cce-aicore-stack-size=0x8000",
+    "-mllvm -cce-aicore-function-stack-size=0x8000",
+    "-mllvm -cce-aicore-record-overflow=true",
+    "-mllvm -cce-aicore-addr-transform",
+    "-mllvm -cce-aicore-dcci-insert-for-scalar=false",
+]
+
+
+def load_module(path: Path) -> ModuleType:
+    """Return a module of the package, which as a whole can't be imported before it is built."""
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ASCEND = ROOT / "paged_ops" / "ascend"
+cann = load_module(ASCEND / "cann.py")
 
 
 @dataclass(frozen=True)
@@ -141,29 +168,79 @@ def units(torch_dir: Path) -> list[Unit]:
     return found
 
 
-def bisheng() -> Path | None:
-    """Return the device compiler of the CANN that ASCEND_HOME_PATH names, None without one."""
-    home = os.environ.get("ASCEND_HOME_PATH")
-    if home is None:
-        return None
-    compilers = [Path(home) / folder / "bisheng" for folder in BISHENG_FOLDERS]
-    return next((compiler for compiler in compilers if compiler.exists()), None)
+def kernel_lines(folder: Path) -> list[str]:
+    """Return the lines of build.ninja that make a device's object of each source of op_kernel.
+
+    Each is compiled, linked and looked at: an object of the wrong kind is an error of the build.
+    """
+    sources = sorted(OP_KERNEL.glob("*.cpp"))
+    by_cmake = "ASCENDC_CMAKE_DIR" in os.environ
+    lines = [
+        "rule kernel_check",
+        f"  command = {sys.executable} {ASCEND / 'objects.py'} $in $out",
+        *(cmake_lines(sources) if by_cmake else compiler_lines(sources)),
+    ]
+    made = "cmake/fatbin/{0}/{0}.o" if by_cmake else "{0}.o"
+    return lines + [
+        f"build {folder / source.stem}.o: kernel_check {made.format(source.stem)}"
+        for source in sources
+    ]
 
 
-def kernel_lines(compiler: Path, folder: Path) -> list[str]:
-    """Return the lines of build.ninja that compile each source of op_kernel to a device binary."""
-    home = os.environ["ASCEND_HOME_PATH"]
-    tikcfw = f"{home}/compiler/tikcpp/tikcfw"
-    includes = f"-I{home}/include -I{tikcfw} -I{tikcfw}/impl -I{tikcfw}/interface"
-    rule = [
+def compiler_lines(sources: list[Path]) -> list[str]:
+    """Return the lines that call CANN's compiler and its linker."""
+    home = cann.home()
+    includes = " ".join(f"-I{folder}" for folder in (OP_KERNEL, *cann.header_folders(home)))
+    lines = [
         "rule kernel",
-        f"  command = {compiler} -x cce --cce-aicore-only -std=c++17 -O2 --npu-arch={NPU_ARCH}"
-        f" -I{OP_KERNEL} {includes} -MD -MF $out.d -c $in -o $out",
+        f"  command = {cann.find_tool(home, 'bisheng')} {' '.join(KERNEL_FLAGS_NPU)} {includes}"
+        " -MD -MF $out.d -c $in -o $out",
         "  depfile = $out.d",
         "  deps = gcc",
+        "rule kernel_link",
+        f"  command = {cann.find_tool(home, 'ld.lld')} -m aicorelinux -Ttext=0 $in -static -o $out",
     ]
-    sources = sorted(OP_KERNEL.glob("*.cpp"))
-    return rule + [f"build {folder / source.stem}.o: kernel {source}" for source in sources]
+    for source in sources:
+        lines += [
+            f"build {source.stem}.obj: kernel {source}",
+            f"build {source.stem}.o: kernel_link {source.stem}.obj",
+        ]
+    return lines
+
+
+def cmake_lines(sources: list[Path]) -> list[str]:
+    """Return the lines that leave compiling and linking to CANN's CMake functions."""
+    objects = " ".join(f"cmake/fatbin/{source.stem}/{source.stem}.o" for source in sources)
+    headers = " ".join(str(path) for path in sorted(OP_KERNEL.rglob("*.h")))
+    return [
+        "rule kernel_cmake",
+        "  command = cmake -S cmake -B cmake/build && cmake --build cmake/build"
+        " && cmake --install cmake/build",
+        f"build {objects}: kernel_cmake cmake/CMakeLists.txt"
+        f" | {' '.join(map(str, sources))} {headers}",
+    ]
+
+
+def cmake_text() -> str:
+    """Return a CMakeLists.txt that makes the objects where CANN's functions put them: fatbin/."""
+    lines = [
+        "cmake_minimum_required(VERSION 3.16)",
+        "project(paged_ops_kernels)",
+        'set(RUN_MODE "npu" CACHE STRING "")',
+        f'set(SOC_VERSION "{soc()}" CACHE STRING "")',
+        f'set(ASCEND_CANN_PACKAGE_PATH "{cann.home()}" CACHE PATH "")',
+        f'set(ASCENDC_CMAKE_DIR "{os.environ["ASCENDC_CMAKE_DIR"]}")',
+        'set(CMAKE_BUILD_TYPE "Release" CACHE STRING "" FORCE)',
+        'set(CMAKE_INSTALL_PREFIX "${CMAKE_CURRENT_SOURCE_DIR}" CACHE PATH "" FORCE)',
+        "include(${ASCENDC_CMAKE_DIR}/ascendc.cmake)",
+    ]
+    for source in sorted(OP_KERNEL.glob("*.cpp")):
+        lines += [
+            f'ascendc_fatbin_library({source.stem} "{source}")',
+            f"ascendc_compile_definitions({source.stem} PRIVATE -DK_MAX_SHAPE_DIM=0)",
+            f'ascendc_include_directories({source.stem} PRIVATE "{OP_KERNEL}")',
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def ninja_file(found: list[Unit], library: Path, torch_dir: Path) -> str:
@@ -188,9 +265,15 @@ def ninja_file(found: list[Unit], library: Path, torch_dir: Path) -> str:
         ]
     objects = " ".join(f"{unit.name}.o" for unit in found)
     lines.append(f"build {library}: link {objects}")
-    if compiler := bisheng():
-        lines += kernel_lines(compiler, library.parent / "kernels" / soc())
+    if cann.why_not() is None:
+        lines += kernel_lines(library.parent / "kernels" / soc())
     return "\n".join(lines) + "\n"
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    """Write a file, whose time stays where its contents do."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
 
 
 def soc() -> str:
@@ -200,12 +283,12 @@ def soc() -> str:
 
 def npu_status() -> str:
     """Say whether the Ascend kernels are built, in one line."""
-    home = os.environ.get("ASCEND_HOME_PATH")
-    if home is None:
-        return "not built: no CANN here (ASCEND_HOME_PATH is not set)"
-    if bisheng() is None:
-        return f"not built: no bisheng in {home}/{{{','.join(BISHENG_FOLDERS)}}}"
-    return f"built for {soc()} by {bisheng()}"
+    reason = cann.why_not()
+    if reason is not None:
+        return f"not built: {reason}"
+    home = cann.home()
+    by = "CANN's CMake functions" if "ASCENDC_CMAKE_DIR" in os.environ else "bisheng"
+    return f"built for {soc()} by {by} of CANN {cann.version(home) or '(unknown)'} in {home}"
 
 
 def build_record() -> dict[str, object]:
@@ -234,6 +317,9 @@ class NinjaBuild(build_ext):
         kind = "sanitize" if os.environ.get("PAGED_SANITIZE") == "1" else "release"
         work = ROOT / "build" / f"{kind}-{sysconfig.get_platform()}"
         work.mkdir(parents=True, exist_ok=True)
+        if "ASCENDC_CMAKE_DIR" in os.environ and cann.why_not() is None:
+            (work / "cmake").mkdir(exist_ok=True)
+            write_if_changed(work / "cmake" / "CMakeLists.txt", cmake_text())
         (work / "build.ninja").write_text(ninja_file(units(torch_dir), library, torch_dir))
         verbose = ["-v"] if os.environ.get("VERBOSE") else ["--quiet"]
         ninja = [sys.executable, "-m", "ninja", "-C", str(work), *verbose]

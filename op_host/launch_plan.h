@@ -34,18 +34,27 @@ inline std::string kernel_suffix(Dtype dtype) {
       return "float16";
     case Dtype::kBFloat16:
       return "bfloat16";
+    case Dtype::kInt8:
+      return "int8";
     default:
-      throw Unsupported("no NPU kernel takes a quantised cache");
+      throw Unsupported("a 910B has no float8");
   }
 }
 
 // The same of a kernel that only moves them.
-inline std::string copy_suffix(Dtype dtype) { return element_size(dtype) == 4 ? "32bit" : "16bit"; }
+inline std::string copy_suffix(Dtype dtype) {
+  return std::to_string(8 * element_size(dtype)) + "bit";
+}
 
 inline RowLayout layout_of(const Rows& rows) { return {rows.token_stride, rows.head_stride}; }
 
 inline CacheLayout layout_of(const Cache& cache) {
   return {cache.head_dim, cache.block_stride, cache.token_stride, cache.head_stride};
+}
+
+// The scales of a cache are one whose rows are one float.
+inline CacheLayout layout_of(const Scales& scales) {
+  return {1, scales.block_stride, scales.token_stride, scales.head_stride};
 }
 
 }  // namespace paged

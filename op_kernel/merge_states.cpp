@@ -3,6 +3,7 @@
 // A result is a row state whose maximum is its lse and whose sum is 1, so merging is folding.
 #include "attention/row_state.h"
 #include "attention_tiling_data.h"
+#include "common/entry.h"
 #include "common/lanes.h"
 #include "common/row_copy.h"
 #include "kernel_operator.h"
@@ -155,16 +156,21 @@ class MergeStates {
   RowScratch scratch_;
 };
 
-#define PAGED_MERGE_STATES_ENTRY(name, type)                                              \
-  extern "C" __global__ __aicore__ void name(GM_ADDR out_a, GM_ADDR lse_a, GM_ADDR out_b, \
-                                             GM_ADDR lse_b, GM_ADDR out, GM_ADDR lse,     \
-                                             GM_ADDR tiling) {                            \
-    const MergeStatesTilingData data = *(__gm__ MergeStatesTilingData*)tiling;            \
-    AscendC::TPipe pipe;                                                                  \
-    MergeStates<type> merge;                                                              \
-    merge.Init(out_a, lse_a, out_b, lse_b, out, lse, data, &pipe);                        \
-    merge.Process();                                                                      \
-  }
+template <typename T>
+__aicore__ inline void MergeAll(GM_ADDR out_a, GM_ADDR lse_a, GM_ADDR out_b, GM_ADDR lse_b,
+                                GM_ADDR out, GM_ADDR lse, GM_ADDR tiling) {
+  const auto data = TilingAt<MergeStatesTilingData>(tiling);
+  AscendC::TPipe pipe;
+  MergeStates<T> merge;
+  merge.Init(out_a, lse_a, out_b, lse_b, out, lse, data, &pipe);
+  merge.Process();
+}
+
+#define PAGED_MERGE_STATES_ENTRY(name, type)                                             \
+  PAGED_KERNEL(PAGED_VECTOR_CORES, name,                                                 \
+               (GM_ADDR out_a, GM_ADDR lse_a, GM_ADDR out_b, GM_ADDR lse_b, GM_ADDR out, \
+                GM_ADDR lse, GM_ADDR tiling),                                            \
+               MergeAll<type>(out_a, lse_a, out_b, lse_b, out, lse, tiling))
 
 PAGED_MERGE_STATES_ENTRY(paged_merge_states_float16, half)
 PAGED_MERGE_STATES_ENTRY(paged_merge_states_bfloat16, bfloat16_t)

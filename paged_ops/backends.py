@@ -77,17 +77,28 @@ def backend_info() -> BackendInfo:
     )
 
 
-def npu_attention_kernel(dtype: torch.dtype, head_dim: int, head_dim_v: int | None = None) -> str:
+def npu_attention_kernel(
+    dtype: torch.dtype,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    *,
+    cache_dtype: torch.dtype | None = None,
+    tree_mask: bool = False,
+) -> str:
     """Say which Ascend kernel attention takes for caches of this dtype and shape.
 
-    Nothing else decides: not the batch, the phase, the options or the block size.
+    Nothing else decides: not the batch, the phase, the other options or the block size.
 
     Parameters
     ----------
     dtype
-        Of query and caches: float16, bfloat16 or float32.
+        Of the query: float16, bfloat16 or float32.
     head_dim, head_dim_v
         Elements of a key and of a value; None: as many as of a key.
+    cache_dtype
+        None, or int8: the caches are quantised.
+    tree_mask
+        Whether the calls have one.
 
     Returns
     -------
@@ -103,7 +114,9 @@ def npu_attention_kernel(dtype: torch.dtype, head_dim: int, head_dim_v: int | No
     Examples
     --------
     >>> import torch, paged_ops
-    >>> paged_ops.npu_attention_kernel(torch.float32, 128)
+    >>> paged_ops.npu_attention_kernel(torch.float16, 128)
+    'mixed'
+    >>> paged_ops.npu_attention_kernel(torch.float16, 128, cache_dtype=torch.int8)
     'vector'
     """
     name = str(dtype).removeprefix("torch.")
@@ -111,7 +124,15 @@ def npu_attention_kernel(dtype: torch.dtype, head_dim: int, head_dim_v: int | No
         raise RuntimeError(
             f"npu_attention_kernel: dtype is {name}, expected float16, bfloat16 or float32"
         )
+    if cache_dtype not in (None, dtype, torch.int8):
+        raise RuntimeError(
+            f"npu_attention_kernel: cache_dtype is {cache_dtype}, expected torch.int8 or None"
+        )
     kernel: str = torch.ops.paged._npu_attention_kernel(
-        name, head_dim, head_dim if head_dim_v is None else head_dim_v
+        name,
+        name if cache_dtype is None else str(cache_dtype).removeprefix("torch."),
+        head_dim,
+        head_dim if head_dim_v is None else head_dim_v,
+        tree_mask,
     )
     return kernel

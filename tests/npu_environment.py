@@ -29,6 +29,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
+import subprocess
 import sys
 import warnings
 from importlib.util import find_spec
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
-KERNELS = ROOT / "build" / "sim" / "npu_kernels"
+KERNELS = ROOT / "build" / "sim" / "npu_objects"
 RUNTIME = "libascendcl.so"
 
 
@@ -50,10 +52,28 @@ def build_kernels() -> Path:
     sources = ROOT / "op_kernel"
     KERNELS.mkdir(parents=True, exist_ok=True)
     for source in sorted(sources.glob("*.cpp")):
-        link = KERNELS / f"{source.stem}.o"
-        link.unlink(missing_ok=True)
-        link.symlink_to(build_kernel(source, includes=(sources,)))
+        built = build_kernel(source, includes=(sources,))
+        kept = KERNELS / f"{source.stem}.o"
+        if not kept.exists() or kept.stat().st_mtime_ns < built.stat().st_mtime_ns:
+            mark(built, kept, on_groups="PAGED_GROUPS" in source.read_text())
     return KERNELS
+
+
+def mark(built: Path, kept: Path, *, on_groups: bool) -> None:
+    """Copy a kernel's library, with what the device's compiler would leave in an object.
+
+    That is a section for each function and kind of core, and on groups a name for each half.
+    """
+    listed = subprocess.check_output(["nm", "-D", "--defined-only", str(built)], text=True)
+    entries = re.findall(r" T (paged_\w+)", listed)
+    options = [f"--add-section=.ascend.meta.{name}={os.devnull}" for name in entries]
+    if on_groups:
+        halves = [f"{name}{half}" for name in entries for half in ("_mix_aic", "_mix_aiv")]
+        options += [f"--add-symbol={half}=.text:0,global,function" for half in halves]
+    # Others may have the old one loaded.
+    new = kept.with_suffix(f".{os.getpid()}")
+    subprocess.run(["objcopy", *options, str(built), str(new)], check=True)
+    new.replace(kept)
 
 
 def environment() -> dict[str, str]:

@@ -21,11 +21,11 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
 
 FOREIGN = {
+    "OpCommand": "a class of torch_npu's C++ headers",
     "PIP_EXTRA_INDEX_URL": "pip reads it",
     "ensure_decode_fast_path_is_available": "a function of transformers",
     "fixpipe_perf": "a program of CANN's samples",
     "load_data_perf": "a program of CANN's samples",
-    "matmul_basic_api_high_performance": "a program of CANN's samples",
     "max_len": "the length of a contiguous cache in docs/layout.md's table",
     "mmad_perf": "a program of CANN's samples",
     "permute": "torch.Tensor's method",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -83,6 +84,7 @@ def test_the_wheel_is_for_any_python_3_and_has_types_but_no_sources(wheel: Path)
         "py.typed",
         "demo/model.safetensors",
         "bench/stories260k.json",
+        "bench/attention/limits.c",
     ):
         assert f"paged_ops/{wanted}" in files
     assert not [file for file in files if file.endswith((".cpp", ".h", ".o"))]
@@ -97,6 +99,15 @@ def test_the_wheel_has_the_benchmarks_and_no_tests(wheel: Path) -> None:
     assert {"bench", "demo", "engine"} <= parts
     assert sum(file.compress_size for file in files if "/bench/" in file.filename) < 100_000
     assert not [file.filename for file in files if "test" in file.filename.replace("self_test", "")]
+
+
+def test_the_wheel_names_a_plugin_to_vllm_that_is_there(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+        lines = archive.read(name).decode().split()
+    assert lines[0] == "[vllm.general_plugins]"
+    module, _, function = "".join(lines[1:]).partition("=")[2].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_the_installed_wheel_passes_its_self_test(installed: Path, tmp_path: Path) -> None:

@@ -9,18 +9,15 @@
 #include "common/row_copy.h"
 #include "kernel_operator.h"
 
-// `buffers` is the depth of the queue that rows leave through.
-template <typename T, int32_t buffers = 2>
+// Rows leave through a queue, or what is used like one.
+template <typename T, typename Queue = AscendC::TQue<AscendC::TPosition::VECOUT, 2>>
 class RowOutput {
  public:
-  using Queue = AscendC::TQue<AscendC::TPosition::VECOUT, buffers>;
-
   // `rows` query rows are written at a time, a multiple of kGranule, through buffers of
-  // `rows_out` that hold as many. Its owner may use the queue for other tensors, too. A unit has at
-  // most `most_rows`.
+  // `rows_out` that hold as many, and a granule for each row of a unit. Its owner may use the queue
+  // for other tensors, too.
   __aicore__ inline void Init(const AttentionTensors& tensors, const AttentionTilingData& tiling,
-                              AscendC::TPipe* pipe, Queue* rows_out, int64_t rows,
-                              int64_t most_rows) {
+                              AscendC::TPipe* pipe, Queue* rows_out, int64_t rows) {
     tiling_ = &tiling;
     rows_out_ = rows_out;
     rows_ = rows;
@@ -32,7 +29,6 @@ class RowOutput {
     if (tiling.has_lse != 0) {
       lse_.SetGlobalBuffer((__gm__ float*)tensors.lse);
     }
-    pipe->InitBuffer(lse_out_, 1, LanesOf(most_rows) * kGranule * sizeof(float));
     sink_lanes_ = NewBuffer<float>(pipe, 2 * kRepeatLanes);
     ones_ = sink_lanes_[kRepeatLanes];
     AscendC::Duplicate(sink_lanes_, 0.0f, kRepeatLanes);
@@ -111,24 +107,25 @@ class RowOutput {
       CopyRowsOut(to, rows, copied, width_, layout.head_stride);
       return copied;
     }
-    const int64_t tokens = (end - i) / heads;
+    const int64_t tokens = Divide(end - i, tiling_->per_kv_head);
     CopyRowsOut(to, rows, tokens, heads * width_, layout.token_stride);
     return tokens * heads;
   }
 
   __aicore__ inline void StoreLse(const Unit& unit, const RowState& state) {
-    Float lse = lse_out_.template AllocTensor<float>();
+    AscendC::LocalTensor<T> rows = rows_out_->template AllocTensor<T>();
+    const Float lse = rows.template ReinterpretCast<float>();
     BroadcastLanes(lse, state.max, unit.num_rows);
     Barrier();
-    lse_out_.EnQue(lse);
-    lse = lse_out_.template DeQue<float>();
+    rows_out_->EnQue(rows);
+    rows = rows_out_->template DeQue<T>();
     for (int64_t i = 0; i < unit.num_rows;) {
       const Row row = RowAt(*tiling_, unit, i);
       const int64_t copied = RowsOfToken(*tiling_, unit, i);
       CopyRowsOut(lse_[row.token * tiling_->num_heads + row.head], lse[i * kGranule], copied, 1, 1);
       i += copied;
     }
-    lse_out_.FreeTensor(lse);
+    rows_out_->FreeTensor(rows);
   }
 
   const AttentionTilingData* tiling_;
@@ -138,7 +135,6 @@ class RowOutput {
   AscendC::GlobalTensor<T> output_;
   AscendC::GlobalTensor<float> sinks_;
   AscendC::GlobalTensor<float> lse_;
-  AscendC::TQue<AscendC::TPosition::VECOUT, 1> lse_out_;
   Float sink_lanes_;  // a lane per row
   Float ones_;
 };

@@ -12,6 +12,9 @@ struct AttentionTensors {
   GM_ADDR query_start_loc;
   GM_ADDR alibi_slopes;
   GM_ADDR sinks;
+  GM_ADDR key_scale;
+  GM_ADDR value_scale;
+  GM_ADDR tree_mask;
   GM_ADDR output;
   GM_ADDR lse;
   GM_ADDR workspace;

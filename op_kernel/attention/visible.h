@@ -5,6 +5,11 @@
 #include "common/scalar.h"
 #include "kernel_operator.h"
 
+// n / d, for the d that `by` was made for.
+__aicore__ inline int64_t Divide(int64_t n, const Divisor& by) {
+  return (n * by.multiplier) >> by.shift;
+}
+
 // first <= k < last
 struct Range {
   int64_t first;

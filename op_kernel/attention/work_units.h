@@ -4,11 +4,12 @@
 //
 //   row      a query row: one query token with one of its heads
 //   band     neighbouring rows of one sequence and KV head, up to max_rows; the head runs fastest
-//   unit     what is dealt to a core, or a group: a band against all the keys that it sees, or
-//            against one piece of them where the tiling splits
-//   piece    the keys between two multiples of tiling.piece; it has a softmax of its own
+//   unit     what is dealt to a core, or a group: one band, or some neighbours, against all the
+//   keys
+//            that they see, or against one piece of them where the tiling splits
+//   piece    the keys between two multiples of kPiece; it has a softmax of its own
 //   tile     keys, or values, that come in from the cache at a time
-//   step     what is worked on at a time: a unit's tile, or in a group a unit's piece
+//   step     what is worked on at a time: a unit's tile, or in a group a band's piece
 //   group    one cube core and two vector cores
 //   share    one vector core's rows of a step
 //   chunk    scores that this core has in UB at a time: some keys of a share
@@ -39,7 +40,7 @@
 constexpr int64_t kBundledHeads = 8;
 
 __aicore__ inline int64_t HeadsPerKvHead(const AttentionTilingData& tiling) {
-  return tiling.num_heads / tiling.num_kv_heads;
+  return tiling.heads_per_kv_head;
 }
 
 struct Unit {
@@ -60,23 +61,30 @@ struct Row {
 };
 
 __aicore__ inline Row RowAt(const AttentionTilingData& tiling, const Unit& unit, int64_t i) {
-  const int64_t heads = HeadsPerKvHead(tiling);
   const int64_t row = unit.row_begin + i;
+  const int64_t token = Divide(row, tiling.per_kv_head);
+  const int64_t head = row - token * tiling.heads_per_kv_head;
   const Sequence& sequence = unit.sequence;
-  return {sequence.first_token + row / heads, unit.kv_head * heads + row % heads,
-          sequence.length - sequence.new_tokens + row / heads};
+  return {sequence.first_token + token, unit.kv_head * tiling.heads_per_kv_head + head,
+          sequence.length - sequence.new_tokens + token};
 }
 
 // Rows of one token are neighbours in memory: how many there are from row i of the unit on.
 __aicore__ inline int64_t RowsOfToken(const AttentionTilingData& tiling, const Unit& unit,
                                       int64_t i) {
-  const int64_t heads = HeadsPerKvHead(tiling);
-  return Smaller(heads - (unit.row_begin + i) % heads, unit.num_rows - i);
+  const int64_t heads = tiling.heads_per_kv_head;
+  const int64_t row = unit.row_begin + i;
+  return Smaller(heads - (row - Divide(row, tiling.per_kv_head) * heads), unit.num_rows - i);
 }
 
 // The keys that row i of the unit sees, inside the unit's or not.
 __aicore__ inline Range KeysOfRow(const AttentionTilingData& tiling, const Unit& unit, int64_t i) {
   return VisibleKeys(tiling, unit.sequence.length, RowAt(tiling, unit, i).position);
+}
+
+// The keys that some row of the unit sees. Both ends of what a row sees grow with its position.
+__aicore__ inline Range KeysOfUnit(const AttentionTilingData& tiling, const Unit& unit) {
+  return {KeysOfRow(tiling, unit, 0).first, KeysOfRow(tiling, unit, unit.num_rows - 1).last};
 }
 
 class WorkUnits {
@@ -93,29 +101,38 @@ class WorkUnits {
       Reverse();
     }
     sequence_ = -1;
-    band_ = 0;
-    num_bands_ = 0;
-    piece_ = 0;
-    end_piece_ = 0;
+    num_rows_ = 0;
+    row_begin_ = 0;
+    first_head_ = 0;
+    end_head_ = 0;
+    pieces_ = 1;
+    at_ = -1;
+    num_units_ = 0;
   }
 
   // Finds this core's next unit. False: there is none.
   __aicore__ inline bool Next(Unit& unit) {
-    while (Advance()) {
-      if (skip_ == 0) {
-        skip_ = next_skip_;
-        Reverse();
-        unit = unit_;
-        if (tiling_->split != 0) {
-          unit.piece = piece_;
-          unit.keys.first = Larger(unit_.keys.first, piece_ * tiling_->piece);
-          unit.keys.last = Smaller(unit_.keys.last, (piece_ + 1) * tiling_->piece);
-        }
-        return true;
+    at_ += skip_ + 1;
+    while (at_ >= num_units_) {
+      at_ -= num_units_;
+      if (!OpenRows()) {
+        num_units_ = 0;
+        return false;
       }
-      --skip_;
     }
-    return false;
+    skip_ = next_skip_;
+    Reverse();
+    unit = unit_;
+    int64_t piece = at_;
+    for (unit.kv_head = first_head_; piece >= pieces_; ++unit.kv_head) {
+      piece -= pieces_;
+    }
+    if (tiling_->split != 0) {
+      unit.piece += piece;
+      unit.keys.first = Larger(unit_.keys.first, unit.piece * kPiece);
+      unit.keys.last = Smaller(unit_.keys.last, (unit.piece + 1) * kPiece);
+    }
+    return true;
   }
 
  private:
@@ -133,58 +150,49 @@ class WorkUnits {
     }
     int64_t units = 0;
     for (int64_t i = 0; i < tiling_->batch; ++i) {
-      units += CountBands(sequences_->At(i).new_tokens) * tiling_->num_kv_heads;
+      const int64_t rows = sequences_->At(i).new_tokens * tiling_->heads_per_kv_head;
+      units += Divide(rows + tiling_->unit_rows - 1, tiling_->per_unit) * tiling_->num_kv_heads;
     }
+    // The only division, once in a launch: both numbers are the device's.
     return (num_cores - units % num_cores) % num_cores;
   }
 
-  // Bands of a KV head.
-  __aicore__ inline int64_t CountBands(int64_t new_tokens) const {
-    const int64_t rows = new_tokens * HeadsPerKvHead(*tiling_);
-    return (rows + tiling_->max_rows - 1) / tiling_->max_rows;
-  }
-
-  // Moves to the next unit of any core. A band that sees nothing is one unit too: it writes
-  // zeros.
-  __aicore__ inline bool Advance() {
-    if (tiling_->split != 0 && piece_ + 1 < end_piece_) {
-      ++piece_;
-      return true;
+  // Moves to the next rows of the KV heads that take turns, whose units follow each other.
+  __aicore__ inline bool OpenRows() {
+    row_begin_ += tiling_->unit_rows;
+    if (row_begin_ >= num_rows_ && !OpenBundle()) {
+      return false;
     }
-    while (band_ == num_bands_) {
-      if (++sequence_ == tiling_->batch) {
-        --sequence_;
-        return false;
-      }
-      OpenSequence();
+    unit_.row_begin = row_begin_;
+    unit_.num_rows = Smaller(tiling_->unit_rows, num_rows_ - row_begin_);
+    unit_.keys = KeysOfUnit(*tiling_, unit_);
+    unit_.piece = unit_.keys.first / kPiece;
+    // Rows that see nothing are a unit too: it writes zeros.
+    pieces_ = 1;
+    if (tiling_->split != 0) {
+      pieces_ = Larger((unit_.keys.last + kPiece - 1) / kPiece - unit_.piece, 1);
     }
-    OpenBand();
-    ++band_;
+    num_units_ = (end_head_ - first_head_) * pieces_;
     return true;
   }
 
-  __aicore__ inline void OpenSequence() {
-    unit_.sequence = sequences_->At(sequence_);
-    unit_.index = sequence_;
-    num_rows_ = unit_.sequence.new_tokens * HeadsPerKvHead(*tiling_);
-    bands_per_head_ = CountBands(unit_.sequence.new_tokens);
-    num_bands_ = bands_per_head_ * tiling_->num_kv_heads;
-    band_ = 0;
-  }
-
-  __aicore__ inline void OpenBand() {
-    const int64_t in_bundle = band_ % (kBundledHeads * bands_per_head_);
-    const int64_t first_head = (band_ - in_bundle) / bands_per_head_;
-    const int64_t heads = Smaller(kBundledHeads, tiling_->num_kv_heads - first_head);
-    unit_.kv_head = first_head + in_bundle % heads;
-    unit_.row_begin = in_bundle / heads * tiling_->max_rows;
-    unit_.num_rows = Smaller(tiling_->max_rows, num_rows_ - unit_.row_begin);
-    // Both ends of what a row sees grow with its position.
-    unit_.keys.first = KeysOfRow(*tiling_, unit_, 0).first;
-    unit_.keys.last = KeysOfRow(*tiling_, unit_, unit_.num_rows - 1).last;
-    unit_.piece = unit_.keys.first / tiling_->piece;
-    piece_ = unit_.piece;
-    end_piece_ = (unit_.keys.last + tiling_->piece - 1) / tiling_->piece;
+  // Moves to the first rows of the next KV heads that take turns.
+  __aicore__ inline bool OpenBundle() {
+    row_begin_ = 0;
+    first_head_ = end_head_;
+    if (num_rows_ == 0 || first_head_ == tiling_->num_kv_heads) {
+      do {
+        if (++sequence_ >= tiling_->batch) {
+          return false;
+        }
+        unit_.sequence = sequences_->At(sequence_);
+        num_rows_ = unit_.sequence.new_tokens * tiling_->heads_per_kv_head;
+      } while (num_rows_ == 0);
+      unit_.index = sequence_;
+      first_head_ = 0;
+    }
+    end_head_ = Smaller(first_head_ + kBundledHeads, tiling_->num_kv_heads);
+    return true;
   }
 
   const AttentionTilingData* tiling_;
@@ -193,11 +201,12 @@ class WorkUnits {
   int64_t next_skip_;   // and after it
   int64_t skip_after_;  // and after that one
   int64_t sequence_;
-  int64_t num_rows_;
-  int64_t bands_per_head_;
-  int64_t band_;
-  int64_t num_bands_;
-  int64_t piece_;
-  int64_t end_piece_;
+  int64_t num_rows_;  // of the sequence and a KV head
+  int64_t row_begin_;
+  int64_t first_head_;  // of those that take turns
+  int64_t end_head_;
+  int64_t pieces_;     // of these rows that are units of their own
+  int64_t num_units_;  // of these rows: all heads and pieces
+  int64_t at_;         // this core's unit among them
   Unit unit_;
 };

@@ -3,7 +3,7 @@
 //
 // The two vector cores of a group share a band's rows. Each piece has a softmax of its own;
 // where the cube has multiplied its weights with the values, the state is folded into that of the
-// pieces before, in float32. The order in which all this comes is that of share_stream.h.
+// band's pieces before, in float32. The order in which all this comes is that of share_stream.h.
 #pragma once
 
 #include "attention/piece_states.h"
@@ -21,6 +21,7 @@
 #include "mixed/alibi.h"
 #include "mixed/exchange.h"
 #include "mixed/hide_scores.h"
+#include "mixed/part_ring.h"
 #include "mixed/piece_steps.h"
 #include "mixed/score_chunk.h"
 #include "mixed/share_stream.h"
@@ -35,7 +36,8 @@ class AttentionSoftmax {
     value_dim_ = tiling.value.head_dim;
     most_rows_ = FirstShare(tiling.max_rows);
     const int64_t group = AscendC::GetBlockIdx() / 2;
-    late_scale_ = MayScaleLate(tiling) ? tiling.scale : 1.0f;
+    has_options_ = !MayScaleLate(tiling);
+    late_scale_ = has_options_ ? 1.0f : tiling.scale;
     sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
     exchange_.Init(tiling, tensors.workspace, group);
     stream_.Init(tiling, sequences_, exchange_, group, pipe);
@@ -46,13 +48,14 @@ class AttentionSoftmax {
     // Rows of output that leave at a time.
     const int64_t rows =
         Smaller(tiling.part_elements / value_dim_ / kGranule * kGranule, kRepeatLanes);
-    row_output_.Init(tensors, tiling, pipe, &rows_out_, rows, most_rows_);
+    row_output_.Init(tensors, tiling, pipe, &rows_out_, rows);
     GM_ADDR states = tensors.workspace + AscendC::GetBlockNum() * tiling.exchange_bytes;
     piece_states_.Init(tiling, states, pipe, kGranule);
     FillConstants();
   }
 
   __aicore__ inline void Process() {
+    rows_out_.Open();
     Walk(false);
     if (MayMixVisibility(*tiling_) && TellsTrouble()) {
       Walk(true);
@@ -61,75 +64,78 @@ class AttentionSoftmax {
       AscendC::PipeBarrier<PIPE_ALL>();
       AscendC::SyncAll();
       piece_states_.Combine(sequences_, AscendC::GetBlockIdx(), 2 * AscendC::GetBlockNum(),
-                            row_output_, total_, scratch_);
+                            row_output_, totals_[0], scratch_);
     }
+    rows_out_.Close();
   }
 
  private:
   // op_host's UB budget counts these buffers and those of the members: attention_tiling.cpp,
-  // softmax_ub_bytes.
+  // softmax_ub_bytes. Two operands of an instruction that are equal modulo 512 bytes come from one
+  // bank, one after the other: chunks begin at even multiples of 256 bytes, and what meets them in
+  // every round at odd ones.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
-    pipe->InitBuffer(rows_out_, kPartBuffers, tiling_->part_elements * sizeof(T));
-    const Float folds = NewBuffer<float>(pipe, 2 * kSlabKeys * most_rows_);
-    const Float acc = NewBuffer<float>(pipe, most_rows_ * value_dim_);
-    const Float lanes = NewBuffer<float>(pipe, kNumLaneBuffers * kRepeatLanes);
-    total_ = {lanes, lanes[kRepeatLanes], acc};
-    scratch_ = {lanes[2 * kRepeatLanes], lanes[3 * kRepeatLanes], lanes[4 * kRepeatLanes],
-                NewBuffer<float>(pipe, kRepeatLanes * kGranule)};
-    shift_lanes_ = lanes[5 * kRepeatLanes];
-    for (int64_t i = 0; i < kExchangeBuffers; ++i) {
-      max_[i] = lanes[(6 + 2 * i) * kRepeatLanes];
-      sum_[i] = lanes[(7 + 2 * i) * kRepeatLanes];
+    shift_lanes_ = NewBuffer<float>(pipe, kRepeatLanes);
+    maxima_.Init(NewBuffer<float>(pipe, kMaximaLanes));
+    sums_.Init(NewBuffer<float>(pipe, kSlabKeys * most_rows_));
+    const int64_t bands = tiling_->unit_rows > tiling_->max_rows ? kMostBands : 1;
+    for (int64_t i = 0; i < bands; ++i) {
+      totals_[i].acc = NewBuffer<float>(pipe, most_rows_ * value_dim_);
     }
     scale_granule_ = NewBuffer<float>(pipe, 2 * kGranule);
     cap_granule_ = scale_granule_[kGranule];
-    maxima_.Init(folds);
-    sums_.Init(folds[kSlabKeys * most_rows_]);
+    lanes_ = NewBuffer<float>(pipe, kNumLaneBuffers * kRepeatLanes);
+    for (int64_t i = 0; i < kMostBands; ++i) {
+      totals_[i].max = lanes_[2 * i * kRepeatLanes];
+      totals_[i].sum = lanes_[(2 * i + 1) * kRepeatLanes];
+    }
+    scratch_ = {lanes_[4 * kRepeatLanes], lanes_[5 * kRepeatLanes], lanes_[6 * kRepeatLanes],
+                NewBuffer<float>(pipe, kRepeatLanes * kGranule)};
+    for (int64_t i = 0; i < kExchangeBuffers; ++i) {
+      max_[i] = lanes_[(7 + 2 * i) * kRepeatLanes];
+      sum_[i] = lanes_[(8 + 2 * i) * kRepeatLanes];
+    }
+    rows_out_.Init(pipe, tiling_->part_elements);
   }
 
-  // Lanes beyond a step's rows are computed along and must hold numbers.
+  // Lanes beyond a share's rows are computed along and must hold numbers.
   __aicore__ inline void FillConstants() {
-    AscendC::Duplicate(total_.max, 0.0f, static_cast<int32_t>(kNumLaneBuffers * kRepeatLanes));
     AscendC::Duplicate(scale_granule_, late_scale_, kGranule);
     AscendC::Duplicate(cap_granule_, -2.0f * tiling_->softcap, kGranule);
+    AscendC::Duplicate(shift_lanes_, 0.0f, kRepeatLanes);
+    AscendC::Duplicate(lanes_, 0.0f, static_cast<int32_t>(kNumLaneBuffers * kRepeatLanes));
     Barrier();
   }
 
   __aicore__ inline void Walk(bool by_token) {
     stream_.Open(by_token);
     while (stream_.Next()) {
-      RunPass();
+      RunPass(stream_.Current());
     }
+    stream_.Close();
   }
 
-  __aicore__ inline void RunPass() {
-    const Share& scored = stream_.Scored();
-    const Share& weighed = stream_.Weighed();
-    if (tiling_->has_alibi_slopes != 0 && CountChunks(scored) > 0) {
+  __aicore__ inline void RunPass(const Pass& pass) {
+    const Share& scored = *pass.scored;
+    const Share& weighed = *pass.weighed;
+    const Share& summed = *pass.summed;
+    parity_ = stream_.PassNumber() & 1;
+    if (tiling_->has_alibi_slopes != 0 && scored.chunks > 0) {
       AlibiOf(1).Open(scored.step.unit, scored.rows, scored.step.begin);
     }
-    maxima_.Open(scored.rows);
-    sums_.Open(weighed.rows);
-    const ScoreChunk nothing = {shift_lanes_, 0, 0};
-    summed_ = nothing;
-    scored_ = nothing;
+    maxima_.Open(static_cast<uint32_t>(scored.rows), scored.maxima_slab);
+    sums_.Open(static_cast<uint32_t>(weighed.rows),
+               static_cast<uint32_t>(kSlabKeys * weighed.rows));
     written_rows_ = kRepeatLanes;  // there are none yet
-    weighed_ = TakeWeighed(0);
-    Shift(weighed_);
-    const int64_t rounds = stream_.CountRounds();
-    for (int64_t i = 0; i < rounds; ++i) {
-      RunRound(i);
+    RunRounds(pass);
+    while (written_rows_ < summed.num_rows) {
+      WriteRows(summed);
     }
-    Barrier();
-    AddLastSlabs(rounds);
-    while (written_rows_ < stream_.Summed().step.unit.num_rows) {
-      WriteRows();
-    }
-    if (HasKeys(weighed.step)) {
+    if (weighed.step.has_keys) {
       AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_MTE3>(kWeightsReady);
     }
-    if (!HasKeys(stream_.Summed().step)) {
-      WriteZeros(stream_.Summed().step.unit);
+    if (!summed.step.has_keys) {
+      WriteZeros(summed.step);
     }
     ClosePass(scored, weighed, stream_.NextSummed());
   }
@@ -139,42 +145,63 @@ class AttentionSoftmax {
   // A round is dealt to two intervals between barriers. What an interval works on doesn't depend on
   // what else it does, so the vector unit waits for results twice in a round. The first interval
   // ends the round before; the second one begins with what has come in since.
-  __aicore__ inline void RunRound(int64_t round) {
-    Barrier();
-    if (weighed_.keys > 0) {
-      AscendC::Exp(weighed_.scores, weighed_.scores, CountOf(weighed_));
-    }
-    AddLastSlabs(round);
-    WriteRows();
-    Barrier();
-    scored_ = TakeScored(round);
-    const ScoreChunk next = TakeWeighed(round + 1);
-    const Products products = TakeProducts(round);
-    if (weighed_.keys > 0) {
-      StoreWeights(weighed_, round);
-    }
-    AddInnerSlab(sums_, weighed_, 0);
-    AddInnerSlab(maxima_, scored_, 0);
-    Shift(next);
-    Fold(products);
-    for (int64_t i = 1; i < Larger(CountSlabs(scored_), CountSlabs(weighed_)) - 1; ++i) {
+  //
+  // A round has a chunk whose maxima are taken, one on its way to weights, and one that became
+  // weights in the round before and isn't summed to the end: buffers, or kNothing.
+  __aicore__ inline void RunRounds(const Pass& pass) {
+    int32_t scored = kNothing;
+    int32_t summed = kNothing;
+    int32_t weighed = TakeWeighed(pass, 0);
+    bool scored_stays = false;
+    Shift(weighed);
+    for (int64_t round = 0; round < pass.rounds; ++round) {
       Barrier();
-      AddInnerSlab(maxima_, scored_, i);
-      AddInnerSlab(sums_, weighed_, i);
+      if (weighed != kNothing) {
+        ExpScores(stream_.In(weighed), stream_.Held(weighed).lanes);
+      }
+      AddLastSlabs(scored, scored_stays, summed);
+      if (written_rows_ < pass.summed->num_rows) {
+        WriteRows(*pass.summed);
+      }
+      Barrier();
+      const int64_t chunk = pass.last_chunk - round;
+      scored = TakeScored(pass, chunk);
+      scored_stays = chunk < stream_.Kept();
+      const int32_t next = TakeWeighed(pass, round + 1);
+      const int64_t slice = pass.first_slice + round;
+      const bool has_products = 0 <= slice && slice < pass.summed->slices;
+      const int32_t products = has_products ? stream_.Take() : kNothing;
+      bool has_inner = false;
+      if (weighed != kNothing) {
+        StoreWeights(*pass.weighed, weighed);
+        has_inner = sums_.AddFirst(stream_.In(weighed), stream_.Held(weighed).lanes);
+      }
+      if (scored != kNothing) {
+        has_inner = maxima_.AddFirst(stream_.In(scored), stream_.Held(scored).lanes) || has_inner;
+      }
+      Shift(next);
+      if (has_products) {
+        Fold(*pass.summed, slice * stream_.SliceRows(), products);
+      }
+      if (has_inner) {
+        AddInnerSlabs(scored, weighed);
+      }
+      if (has_products) {
+        Close(*pass.summed, slice * stream_.SliceRows(), products);
+      }
+      summed = weighed;
+      weighed = next;
     }
-    Close(products);
-    summed_ = weighed_;
-    weighed_ = next;
+    Barrier();
+    AddLastSlabs(scored, scored_stays, summed);
   }
 
   // The scores of a round for the maxima.
-  __aicore__ inline ScoreChunk TakeScored(int64_t round) {
-    const Share& share = stream_.Scored();
-    const int64_t index = stream_.ScoredChunk(round);
-    if (index < 0) {
-      return {shift_lanes_, 0, 0};
+  __aicore__ inline int32_t TakeScored(const Pass& pass, int64_t index) {
+    if (index < 0 || index >= pass.scored->chunks) {
+      return kNothing;
     }
-    const ScoreChunk taken = TakeScores(share, ChunkAt(share, index), AlibiOf(1));
+    const int32_t taken = TakeScores(*pass.scored, 1);
     if (index < stream_.Kept()) {
       KeptOf(1, index) = taken;
     }
@@ -182,81 +209,93 @@ class AttentionSoftmax {
   }
 
   // The scores that become weights in a round.
-  __aicore__ inline ScoreChunk TakeWeighed(int64_t round) {
-    const Share& share = stream_.Weighed();
-    if (round >= CountChunks(share)) {
-      return {shift_lanes_, 0, 0};
+  __aicore__ inline int32_t TakeWeighed(const Pass& pass, int64_t round) {
+    if (round >= pass.weighed->chunks) {
+      return kNothing;
     }
-    return round < stream_.Kept() ? KeptOf(0, round)
-                                  : TakeScores(share, ChunkAt(share, round), AlibiOf(0));
+    return round < stream_.Kept() ? KeptOf(0, round) : TakeScores(*pass.weighed, 0);
   }
 
-  // The loaded scores of a chunk with all options, -inf where a row doesn't see a key.
-  __aicore__ inline ScoreChunk TakeScores(const Share& share, const ChunkKeys& chunk,
-                                          Alibi& alibi) {
-    const ScoreChunk taken = {stream_.Take(), chunk.last - chunk.first, share.rows};
-    if (!MayScaleLate(*tiling_)) {
-      ApplyOptions(taken, chunk, alibi);
+  // The loaded scores of a chunk with all options, -inf where a row doesn't see a key: of the step
+  // that is weighed (0), or of the one after it (1).
+  __aicore__ inline int32_t TakeScores(const Share& share, int64_t ahead) {
+    const int32_t taken = stream_.Take();
+    const HeldChunk& held = stream_.Held(taken);
+    if (has_options_ || held.hides) {
+      const int64_t keys = Smaller(share.chunk_keys, share.last_key - held.first);
+      const ScoreChunk chunk = {stream_.In(taken), keys, share.rows};
+      if (has_options_) {
+        ApplyOptions(chunk, held, AlibiOf(ahead));
+      }
+      if (held.hides) {
+        HideScores(*tiling_, share.seen, chunk, held.first);
+      }
     }
-    HideScores(*tiling_, share.step.unit, taken, share.step.begin + chunk.first);
     return taken;
   }
 
-  __aicore__ inline void Shift(const ScoreChunk& chunk) {
-    if (chunk.keys > 0) {
-      ShiftScores(chunk, scale_granule_, shift_lanes_);
+  __aicore__ inline void Shift(int32_t buffer) {
+    if (buffer != kNothing) {
+      ShiftScores(stream_.In(buffer), stream_.Held(buffer).lanes, scale_granule_, shift_lanes_);
     }
   }
 
-  // All but the last one, which AddLastSlabs adds.
-  template <typename Take>
-  __aicore__ inline void AddInnerSlab(KeyFold<Take>& fold, const ScoreChunk& chunk, int64_t i) {
-    if (i < CountSlabs(chunk) - 1) {
-      fold.AddSlab(chunk, i);
-    }
-  }
-
-  // Ends the round before `round`: its chunks are used up, but for scores that stay.
-  __aicore__ inline void AddLastSlabs(int64_t round) {
-    if (summed_.keys > 0) {
-      sums_.AddSlab(summed_, CountSlabs(summed_) - 1);
-      stream_.Free(summed_.scores);
-    }
-    if (scored_.keys > 0) {
-      maxima_.AddSlab(scored_, CountSlabs(scored_) - 1);
-      if (stream_.ScoredChunk(round - 1) >= stream_.Kept()) {
-        stream_.Free(scored_.scores);
+  // All but the first and the last slabs of a round's chunks.
+  __aicore__ inline void AddInnerSlabs(int32_t scored, int32_t weighed) {
+    bool has_maximum = scored != kNothing && maxima_.HasInner();
+    bool has_sum = weighed != kNothing && sums_.HasInner();
+    while (has_maximum || has_sum) {
+      Barrier();
+      if (has_maximum) {
+        has_maximum = maxima_.AddInner(stream_.In(scored));
       }
-    }
-    if (stream_.SliceBegin(round - 1) == 0 && IsLookedAt()) {
-      finiteness_.Keep();
-    }
-  }
-
-  // Writes the weights of a chunk, part after part.
-  __aicore__ inline void StoreWeights(const ScoreChunk& taken, int64_t round) {
-    const Share& share = stream_.Weighed();
-    const ChunkKeys chunk = ChunkAt(share, round);
-    const int64_t keys = Smaller(kPartScores / share.rows, taken.keys);
-    for (int64_t first = 0; first < taken.keys; first += keys) {
-      const Range span = Within(chunk.span, first, Smaller(keys, taken.keys - first));
-      if (span.first < span.last) {
-        StorePart(taken.scores[first * share.rows], span, chunk.first + first);
+      if (has_sum) {
+        has_sum = sums_.AddInner(stream_.In(weighed));
       }
     }
   }
 
-  // `span` of the keys that begin with key `first` of the piece.
-  __aicore__ inline void StorePart(const Float& wide, const Range& span, int64_t first) {
-    const Share& share = stream_.Weighed();
-    AscendC::LocalTensor<T> weights = rows_out_.template AllocTensor<T>();
-    AscendC::Cast(weights, wide, AscendC::RoundMode::CAST_RINT,
-                  static_cast<uint32_t>(span.last * share.rows));
+  // Ends the round before this one: its chunks are used up, but for scores that stay in UB until
+  // they become weights.
+  __aicore__ inline void AddLastSlabs(int32_t scored, bool scored_stays, int32_t summed) {
+    if (summed != kNothing) {
+      sums_.AddLast(stream_.In(summed));
+      stream_.Free(summed);
+    }
+    if (scored != kNothing) {
+      maxima_.AddLast(stream_.In(scored));
+      if (!scored_stays) {
+        stream_.Free(scored);
+      }
+    }
+  }
+
+  // Writes the weights of the chunk that a round has weighed, in columns of 16 rows: a repeat casts
+  // the rows of a key, each 16 of them into a column, with a granule between two columns so that
+  // they don't come from one bank.
+  __aicore__ inline void StoreWeights(const Share& share, int32_t buffer) {
+    const HeldChunk& chunk = stream_.Held(buffer);
+    const uint32_t first = static_cast<uint32_t>(chunk.span_first);
+    const uint32_t keys = chunk.span_keys;
+    const uint32_t rows = static_cast<uint32_t>(share.rows);
+    const uint32_t pitch = rows > kFractal ? keys + 1 : keys;  // granules of a column
+    const Float from = stream_.In(buffer)[first * rows];
+    const AscendC::LocalTensor<T> weights = rows_out_.template AllocTensor<T>();
+    if (rows > kFractal) {
+      AscendC::Cast(weights, from, AscendC::RoundMode::CAST_RINT, static_cast<uint64_t>(rows),
+                    static_cast<uint8_t>(keys),
+                    AscendC::UnaryRepeatParams(static_cast<uint16_t>(pitch), 1, 1,
+                                               static_cast<uint8_t>(rows / kGranule)));
+    } else {
+      AscendC::Cast(weights, from, AscendC::RoundMode::CAST_RINT, keys * kFractal);
+    }
     rows_out_.EnQue(weights);
-    weights = rows_out_.template DeQue<T>();
+    const AscendC::DataCopyParams params(
+        static_cast<uint16_t>(rows / kFractal), static_cast<uint16_t>(keys),
+        static_cast<uint16_t>(pitch - keys), static_cast<uint16_t>(tiling_->exchange_keys - keys));
     const AscendC::GlobalTensor<T> to = exchange_.Weights(share.step.buffer, share.first_row);
-    AscendC::DataCopy(to[(first + span.first) * share.rows], weights[span.first * share.rows],
-                      static_cast<uint32_t>((span.last - span.first) * share.rows));
+    rows_out_.template DeQue<T>();
+    AscendC::DataCopy(to[(chunk.first + chunk.span_first) * kFractal], weights, params);
     rows_out_.FreeTensor(weights);
   }
 
@@ -264,18 +303,21 @@ class AttentionSoftmax {
   // prepares the total for the products of the next pass.
   __aicore__ inline void ClosePass(const Share& scored, const Share& weighed,
                                    const Share& next_summed) {
-    const bool has_maxima = CountChunks(scored) > 0;
-    const bool has_sums = CountChunks(weighed) > 0;
+    const bool has_maxima = scored.chunks > 0;
+    const bool has_sums = weighed.chunks > 0;
+    const bool has_total = next_summed.num_rows > 0 && tiling_->split == 0;
     int64_t stage = 0;
     Barrier();
-    for (int64_t keys = kSlabKeys; keys > 1; keys /= 2) {
-      if (has_maxima) {
-        maxima_.Halve(keys);
+    while ((has_maxima && !maxima_.IsFolded()) || (has_sums && !sums_.IsFolded())) {
+      if (has_maxima && !maxima_.IsFolded()) {
+        maxima_.Halve();
       }
-      if (has_sums) {
-        sums_.Halve(keys);
+      if (has_sums && !sums_.IsFolded()) {
+        sums_.Halve();
       }
-      OpenTotal(stage++, next_summed);
+      if (has_total) {
+        OpenTotal(stage++, next_summed);
+      }
       Barrier();
     }
     if (has_sums) {
@@ -287,7 +329,10 @@ class AttentionSoftmax {
       // group would walk again.
       AscendC::Maxs(maxima_.Lanes(), maxima_.Lanes(), kLowest, static_cast<int32_t>(scored.rows));
     }
-    OpenTotal(stage, next_summed);
+    for (; has_total && stage < kRescaleStages; ++stage) {
+      OpenTotal(stage, next_summed);
+      Barrier();
+    }
     Barrier();
     if (has_maxima) {
       CloseMaxima(scored);
@@ -303,18 +348,18 @@ class AttentionSoftmax {
   }
 
   // What belongs to the step that is weighed (0) and to the one after it (1).
-  __aicore__ inline ScoreChunk& KeptOf(int64_t ahead, int64_t index) {
-    return kept_[(stream_.Pass() + ahead) & 1][index];
+  __aicore__ inline int32_t& KeptOf(int64_t ahead, int64_t index) {
+    return kept_[parity_ ^ ahead][index];
   }
-  __aicore__ inline Alibi& AlibiOf(int64_t ahead) { return alibi_[(stream_.Pass() + ahead) & 1]; }
+  __aicore__ inline Alibi& AlibiOf(int64_t ahead) { return alibi_[parity_ ^ ahead]; }
 
   // ---- options
 
   // What lies beside the span is computed along and must hold numbers.
-  __aicore__ inline void ApplyOptions(const ScoreChunk& taken, const ChunkKeys& chunk,
+  __aicore__ inline void ApplyOptions(const ScoreChunk& taken, const HeldChunk& held,
                                       Alibi& alibi) {
-    SetKeys(taken, 0, chunk.span.first, 0.0f);
-    SetKeys(taken, chunk.span.last, taken.keys, 0.0f);
+    SetKeys(taken, 0, held.span_first, 0.0f);
+    SetKeys(taken, held.span_first + held.span_keys, taken.keys, 0.0f);
     Barrier();
     AscendC::Muls(taken.scores, taken.scores, tiling_->scale, CountOf(taken));
     Barrier();
@@ -322,145 +367,121 @@ class AttentionSoftmax {
       CapScores(taken.scores, CountOf(taken), cap_granule_, tiling_->softcap);
     }
     if (tiling_->has_alibi_slopes != 0) {
-      alibi.Add(taken, chunk.first);
+      alibi.Add(taken, held.first);
     }
   }
 
   // ---- products become output
 
-  // Rows [begin, begin + rows) of a step's products.
-  struct Products {
-    Float acc;
-    int64_t begin;
-    int64_t rows;  // 0: there are none
-  };
-
-  // The products that are folded in a round.
-  __aicore__ inline Products TakeProducts(int64_t round) {
-    const Share& share = stream_.Summed();
-    const int64_t begin = stream_.SliceBegin(round);
-    const int64_t rows = HasKeys(share.step) ? share.step.unit.num_rows - begin : 0;
-    if (begin < 0 || rows <= 0) {
-      return {shift_lanes_, 0, 0};
-    }
-    return {stream_.Take(), begin, Smaller(stream_.SliceRows(), rows)};
-  }
-
-  // Whether the first row of the pass's products is looked at, which tells of all.
-  __aicore__ inline bool IsLookedAt() const {
-    const Share& share = stream_.Summed();
-    return share.mixes && HasKeys(share.step) && share.step.unit.num_rows > 0;
+  __aicore__ inline const RowState& TotalOf(const Share& share) const {
+    return totals_[share.step.band];
   }
 
   // Prepares the total for a step's products, stage by stage, in the intervals of ClosePass.
   __aicore__ inline void OpenTotal(int64_t stage, const Share& share) {
-    const int64_t rows = HasKeys(share.step) ? share.step.unit.num_rows : 0;
-    if (rows == 0 || tiling_->split != 0) {
-      return;
-    }
     const int64_t buffer = share.step.buffer;
-    if (!share.step.opens_unit) {
-      RescaleStage(stage, total_, max_[buffer], sum_[buffer], scratch_, rows, value_dim_);
+    if (!share.step.opens_band) {
+      RescaleStage(stage, TotalOf(share), max_[buffer], sum_[buffer], scratch_, share.num_rows,
+                   value_dim_);
     } else if (stage == 0) {
-      CopyLanes(total_, max_[buffer], sum_[buffer], rows);
+      CopyLanes(TotalOf(share), max_[buffer], sum_[buffer], share.num_rows);
     }
   }
 
-  __aicore__ inline void Fold(const Products& products) {
-    if (products.rows > 0 && products.begin == 0 && IsLookedAt()) {
-      finiteness_.Look(products.acc);
+  // Folds the rows of products in a buffer, from `begin` on of the share's.
+  __aicore__ inline void Fold(const Share& share, int64_t begin, int32_t buffer) {
+    const Float& products = stream_.In(buffer);
+    if (begin == 0 && share.mixes) {
+      // The first row tells of all.
+      finiteness_.Look(products);
     }
-    if (products.rows == 0 || tiling_->split != 0) {
-      return;
-    }
-    const Float acc = total_.acc[products.begin * value_dim_];
-    if (stream_.Summed().step.opens_unit) {
-      AscendC::Adds(acc, products.acc, 0.0f, static_cast<int32_t>(products.rows * value_dim_));
-    } else {
-      AddScaledRows(acc, products.acc, scratch_.factor[products.begin * kGranule], products.rows,
-                    value_dim_);
-    }
-  }
-
-  // Lets go of products that are folded, and ends the unit with its last ones.
-  __aicore__ inline void Close(const Products& products) {
-    if (products.rows == 0) {
-      return;
-    }
-    const Share& share = stream_.Summed();
     if (tiling_->split != 0) {
-      StoreStates(share, products);
+      return;
     }
-    stream_.Free(products.acc);
-    const bool are_last = products.begin + products.rows == share.step.unit.num_rows;
-    if (tiling_->split == 0 && share.step.closes_unit && are_last) {
+    const int64_t rows = Smaller(stream_.SliceRows(), share.num_rows - begin);
+    const Float acc = TotalOf(share).acc[begin * value_dim_];
+    if (share.step.opens_band) {
+      AscendC::Adds(acc, products, 0.0f, static_cast<int32_t>(rows * value_dim_));
+    } else {
+      AddScaledRows(acc, products, scratch_.factor[begin * kGranule], rows, value_dim_);
+    }
+  }
+
+  // Lets go of products that are folded, and ends the band with its last ones.
+  __aicore__ inline void Close(const Share& share, int64_t begin, int32_t buffer) {
+    if (tiling_->split != 0) {
+      StoreStates(share, begin, buffer);
+    }
+    stream_.Free(buffer);
+    const bool are_last = begin + stream_.SliceRows() >= share.num_rows;
+    if (tiling_->split == 0 && share.step.closes_band && are_last) {
       Barrier();
-      row_output_.Finish(share.step.unit, total_, scratch_);
+      row_output_.Finish(share.step.unit, TotalOf(share), scratch_);
       written_rows_ = 0;
     }
   }
 
-  __aicore__ inline void StoreStates(const Share& share, const Products& products) {
+  __aicore__ inline void StoreStates(const Share& share, int64_t begin, int32_t buffer) {
     Unit unit = share.step.unit;
-    unit.row_begin += products.begin;
-    unit.num_rows = products.rows;
-    const int64_t buffer = share.step.buffer;
-    piece_states_.Store(unit,
-                        {max_[buffer][products.begin], sum_[buffer][products.begin], products.acc});
+    unit.row_begin += begin;
+    unit.num_rows = Smaller(stream_.SliceRows(), share.num_rows - begin);
+    const int64_t place = share.step.buffer;
+    piece_states_.Store(unit, {max_[place][begin], sum_[place][begin], stream_.In(buffer)});
   }
 
-  // Writes the next rows of a unit that has ended in this pass.
-  __aicore__ inline void WriteRows() {
-    const Unit& unit = stream_.Summed().step.unit;
-    if (written_rows_ < unit.num_rows) {
-      row_output_.WriteRows(unit, total_, written_rows_);
-      written_rows_ += row_output_.RowsAtOnce();
-    }
+  // Writes the next rows of a band that has ended in this pass.
+  __aicore__ inline void WriteRows(const Share& share) {
+    row_output_.WriteRows(share.step.unit, TotalOf(share), written_rows_);
+    written_rows_ += row_output_.RowsAtOnce();
   }
 
-  // Ends a unit without keys.
-  __aicore__ inline void WriteZeros(const Unit& unit) {
-    if (unit.num_rows > 0 && tiling_->split == 0) {
-      Clear(total_, unit.num_rows, value_dim_);
-      row_output_.Write(unit, total_, scratch_);
+  // Ends a band without keys.
+  __aicore__ inline void WriteZeros(const PieceStep& step) {
+    if (step.unit.num_rows > 0 && tiling_->split == 0) {
+      const RowState& total = totals_[step.band];
+      Clear(total, step.unit.num_rows, value_dim_);
+      row_output_.Write(step.unit, total, scratch_);
     }
   }
 
   // Tells the group what this core has seen, and whether any has seen trouble.
   __aicore__ inline bool TellsTrouble() {
-    finiteness_.Tell(exchange_.Verdict(AscendC::GetSubBlockIdx()));
+    finiteness_.Tell(exchange_.Verdict(AscendC::GetSubBlockIdx()), rows_out_);
     AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_MTE3>(kVerdictReady);
     AscendC::CrossCoreWaitFlag(kVerdictShared);
     return ReadTrouble(exchange_);
   }
 
-  static constexpr int64_t kNumLaneBuffers = 6 + 2 * kExchangeBuffers;
+  // Of the bands' totals, the scratch, and the steps in flight.
+  static constexpr int64_t kNumLaneBuffers = 2 * kMostBands + 3 + 2 * kExchangeBuffers;
+
+  static constexpr int32_t kNothing = -1;  // in place of a buffer
 
   const AttentionTilingData* tiling_;
   int64_t value_dim_;
   int64_t most_rows_;  // of this core's share
   float late_scale_;
+  bool has_options_;  // that change scores before their maxima
   Sequences sequences_;
   Exchange<T> exchange_;
   ShareStream<T> stream_;
   Finiteness finiteness_;
   Alibi alibi_[2];
-  RowOutput<T, kPartBuffers> row_output_;
+  RowOutput<T, PartRing<T>> row_output_;
   PieceStates piece_states_;
 
-  AscendC::TQue<AscendC::TPosition::VECOUT, kPartBuffers> rows_out_;  // weights, and rows of output
+  PartRing<T> rows_out_;  // weights, and rows of output
+  Float lanes_;
   Float max_[kExchangeBuffers];  // of the pieces in flight, a lane per row
   Float sum_[kExchangeBuffers];
   Float shift_lanes_;     // of the step that is weighed
   Float scale_granule_;   // the late scale, over a granule
   Float cap_granule_;     // -2 softcap, over a granule
-  ScoreChunk scored_;     // whose maxima are taken
-  ScoreChunk weighed_;    // on its way to weights
-  ScoreChunk summed_;     // that became weights, and isn't summed to the end
-  int64_t written_rows_;  // of the unit that has ended in this pass
+  int64_t parity_;        // of the pass
+  int64_t written_rows_;  // of the band that has ended in this pass
   KeyFold<TakeLarger> maxima_;
   KeyFold<TakeSum> sums_;
-  ScoreChunk kept_[2][kMostChunkBuffers];
-  RowState total_;
+  int32_t kept_[2][kMostChunkBuffers];
+  RowState totals_[kMostBands];
   RowScratch scratch_;
 };

@@ -1,8 +1,9 @@
-// Copies of matrices on a cube core: GM to L1, and L1 to L0A and L0B.
+// Copies of matrices on a cube core: GM to L1, and L1 to L0A and L0B, which hold whole fractals of
+// 16 x 16 elements.
 //
-// In L1 a matrix lies in columns of 32 bytes: column c holds elements [16 c, 16 c + 16) of `pitch`
-// rows, one row after the other. 16 rows of a column are a fractal; L0A and L0B hold whole
-// fractals.
+// In L1 queries and weights lie column of fractals by column, as the matrix unit takes the factor
+// on their side; keys and values row of fractals by row, as it takes theirs. So a factor is one
+// load, unless only part of its columns fits L0.
 #pragma once
 
 #include "attention/block_tables.h"
@@ -11,7 +12,7 @@
 #include "kernel_operator.h"
 #include "mixed/piece_steps.h"
 
-// The widest gap between rows, in elements, that the copy's field holds.
+// The widest gap between rows, or matrices, in elements, that the copy's field holds.
 constexpr int64_t kWidestNdStride = 65535;
 
 // Copies `rows` rows of `width` elements of each of some tokens, `stride` and `token_stride`
@@ -34,15 +35,67 @@ __aicore__ inline void CopyTokensToL1(const AscendC::LocalTensor<T>& to,
   }
 }
 
-// Copies `count` rows of `width` elements, `stride` elements apart in GM, to a matrix in L1.
-template <typename T>
-__aicore__ inline void CopyRowsToL1(const AscendC::LocalTensor<T>& to,
-                                    const AscendC::GlobalTensor<T>& from, int64_t count,
-                                    int64_t width, int64_t stride, int64_t pitch) {
-  CopyTokensToL1(to, from, 1, 0, count, width, stride, pitch);
+// Whether one copy takes many rows of fractals.
+__aicore__ inline bool RowsAreNear(int64_t width, int64_t stride) {
+  return stride >= width && kFractal * stride <= kWidestNdStride;
 }
 
-// Fills rows [first, last) of a matrix of `width` columns with zeros.
+// Copies `matrices` of `rows` rows of `width` elements, all `stride` elements apart in GM, to a row
+// of fractals each.
+template <typename T>
+__aicore__ inline void CopyMatricesToL1(const AscendC::LocalTensor<T>& to,
+                                        const AscendC::GlobalTensor<T>& from, int64_t matrices,
+                                        int64_t rows, int64_t width, int64_t stride) {
+  const AscendC::Nd2NzParams params(
+      static_cast<uint16_t>(matrices), static_cast<uint16_t>(rows), static_cast<uint16_t>(width),
+      static_cast<uint16_t>(matrices > 1 ? kFractal * stride : 0), static_cast<uint16_t>(stride),
+      static_cast<uint16_t>(kFractal), 1, static_cast<uint16_t>(kFractal * width));
+  AscendC::DataCopy(to, from, params);
+}
+
+// Copies `count` rows of `width` elements, `stride` elements apart in GM, to those from `row` on of
+// a matrix that lies row of fractals by row.
+template <typename T>
+__aicore__ inline void CopyRowsToL1(const AscendC::LocalTensor<T>& to, int64_t row,
+                                    const AscendC::GlobalTensor<T>& from, int64_t count,
+                                    int64_t width, int64_t stride) {
+  const bool together = stride >= width && stride <= kWidestNdStride;
+  int64_t done = 0;
+  if (RowsAreNear(width, stride) && row % kFractal == 0) {
+    // Whole rows of fractals at once.
+    const uint32_t fractals = static_cast<uint32_t>(count) / kFractal;
+    if (fractals > 0) {
+      CopyMatricesToL1(to[row * width], from, fractals, kFractal, width, stride);
+    }
+    done = fractals * kFractal;
+  }
+  while (done < count) {
+    const int64_t at = row + done;
+    const int64_t in_fractal = at & (kFractal - 1);
+    const int64_t rows = together ? Smaller(kFractal - in_fractal, count - done) : 1;
+    CopyMatricesToL1(to[(at - in_fractal) * width + in_fractal * kFractal], from[done * stride], 1,
+                     rows, width, together ? stride : width);
+    done += rows;
+  }
+}
+
+// Fills rows [first, last) of such a matrix with zeros: less than a row of fractals.
+template <typename T>
+__aicore__ inline void ZeroRowsOfFractal(const AscendC::LocalTensor<T>& to, int64_t first,
+                                         int64_t last, int64_t width) {
+  if (first == last) {
+    return;
+  }
+  const int64_t rows = last - first;
+  const int64_t in_fractal = first & (kFractal - 1);
+  const AscendC::InitConstValueParams<T> params(
+      static_cast<uint16_t>(width / kFractal), static_cast<uint16_t>(rows),
+      static_cast<uint16_t>(kFractal - rows), static_cast<T>(0));
+  AscendC::InitConstValue(to[(first - in_fractal) * width + in_fractal * kFractal], params);
+}
+
+// Fills rows [first, last) of a matrix of `width` columns, column of fractals by column, with
+// zeros.
 template <typename T>
 __aicore__ inline void ZeroRowsInL1(const AscendC::LocalTensor<T>& to, int64_t first, int64_t last,
                                     int64_t width, int64_t pitch) {
@@ -62,48 +115,57 @@ __aicore__ inline void ZeroRowsInL1(const AscendC::LocalTensor<T>& to, int64_t f
 template <typename T>
 __aicore__ inline void CopyTileToL1(const AscendC::LocalTensor<T>& to,
                                     const AscendC::GlobalTensor<T>& cache,
-                                    const CacheLayout& layout, const BlockTables& tables,
-                                    const Unit& unit, int64_t begin, const Range& seen,
-                                    const Range& span, int64_t pitch) {
-  ZeroRowsInL1(to, 0, seen.first - span.first, layout.head_dim, pitch);
-  ZeroRowsInL1(to, seen.last - span.first, span.last - span.first, layout.head_dim, pitch);
+                                    const CacheLayout& layout, int64_t width,
+                                    const BlockTables& tables, const Unit& unit, int64_t begin,
+                                    const Range& seen, const Range& span) {
+  ZeroRowsOfFractal(to, 0, seen.first - span.first, width);
+  ZeroRowsOfFractal(to, seen.last - span.first, span.last - span.first, width);
   for (int64_t k = seen.first; k < seen.last;) {
-    const int64_t count = Smaller(tables.CountFrom(begin + k), seen.last - k);
-    const int64_t at = tables.Find(layout, unit.index, unit.kv_head, begin + k);
-    CopyRowsToL1(to[(k - span.first) * kFractal], cache[at], count, layout.head_dim,
-                 layout.token_stride, pitch);
+    const BlockTables::Run run = tables.RunFrom(layout, unit.index, unit.kv_head, begin + k);
+    const int64_t count = Smaller(run.count, seen.last - k);
+    CopyRowsToL1(to, k - span.first, cache[run.at], count, width, layout.token_stride);
     k += count;
   }
 }
 
-// Loads the fractals of `rows` rows of `width` elements, all of a row of fractals before the next
-// one; with `transposed` each is transposed on the way. That is the left factor [rows][width], or
-// transposed the right factor [rows][width] of a sum over the rows. `rows` and `width` are
-// multiples of 16.
+// Loads `count` fractals that lie one after the other; with `transposed` each is transposed on the
+// way.
+template <bool transposed, typename T>
+__aicore__ inline void LoadFractals(const AscendC::LocalTensor<T>& to,
+                                    const AscendC::LocalTensor<T>& from, uint32_t count) {
+  const AscendC::LoadData2DParams params(0, static_cast<uint8_t>(count), 1, 0, 0, transposed, 0);
+  AscendC::LoadData(to, from, params);
+}
+
+// Loads elements [column, column + columns) of `rows` rows of `width` elements that lie row of
+// fractals by row, and so they are loaded: as the left factor, or transposed as the right factor of
+// a sum over the rows.
 template <bool transposed, typename T>
 __aicore__ inline void LoadRows(const AscendC::LocalTensor<T>& to,
-                                const AscendC::LocalTensor<T>& from, int64_t rows, int64_t width,
-                                int64_t pitch) {
-  const int64_t across = width / kFractal;
-  const int64_t apart = pitch / kFractal;
-  for (int64_t r = 0; r < rows / kFractal; ++r) {
-    const AscendC::LoadData2DParams params(static_cast<uint16_t>(r), static_cast<uint8_t>(across),
-                                           static_cast<uint16_t>(apart), 0, 0, transposed, 0);
-    AscendC::LoadData(to[r * across * kFractal * kFractal], from, params);
+                                const AscendC::LocalTensor<T>& from, uint32_t rows, uint32_t width,
+                                uint32_t column, uint32_t columns) {
+  if (columns == width) {
+    LoadFractals<transposed>(to, from, rows * columns / kFractalSize);
+    return;
+  }
+  for (uint32_t r = 0; r < rows; r += kFractal) {
+    LoadFractals<transposed>(to[r * columns], from[r * width + column * kFractal],
+                             columns / kFractal);
   }
 }
 
-// The same, all of a column of fractals before the next one, as they lie in L1. That is the right
-// factor of a product with the rows, or transposed the left factor of which `from` holds the
-// columns as rows.
+// Loads `rows` of `pitch` rows of `width` elements that lie column of fractals by column, and so
+// they are loaded: as the right factor of a product with the rows, or transposed as the left factor
+// of which they are the columns.
 template <bool transposed, typename T>
 __aicore__ inline void LoadColumns(const AscendC::LocalTensor<T>& to,
-                                   const AscendC::LocalTensor<T>& from, int64_t rows, int64_t width,
-                                   int64_t pitch) {
-  const int64_t down = rows / kFractal;
-  for (int64_t c = 0; c < width / kFractal; ++c) {
-    const AscendC::LoadData2DParams params(static_cast<uint16_t>(c * (pitch / kFractal)),
-                                           static_cast<uint8_t>(down), 1, 0, 0, transposed, 0);
-    AscendC::LoadData(to[c * down * kFractal * kFractal], from, params);
+                                   const AscendC::LocalTensor<T>& from, uint32_t rows,
+                                   uint32_t width, uint32_t pitch) {
+  if (rows == pitch) {
+    LoadFractals<transposed>(to, from, rows * width / kFractalSize);
+    return;
+  }
+  for (uint32_t c = 0; c < width; c += kFractal) {
+    LoadFractals<transposed>(to[c * rows], from[c * pitch], rows / kFractal);
   }
 }

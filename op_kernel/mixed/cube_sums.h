@@ -10,15 +10,15 @@
 #include "mixed/piece_steps.h"
 #include "mixed/ring.h"
 
-constexpr int64_t kL0cElements = 8 * 1024;  // float32: a quarter of L0C
+constexpr uint32_t kL0cElements = 8 * 1024;  // float32: a quarter of L0C
 
 // The matrix unit keeps two products in one place in order, without a barrier, from 10 fractals on.
-constexpr int64_t kOrderedProducts = 10 * kFractal * kFractal;
+constexpr uint32_t kOrderedProducts = 10 * kFractalSize;
 
 // Rows of the first half of a product [rows][width], all if one buffer holds them; the second half
 // takes the rest.
-__aicore__ inline int64_t FirstHalf(int64_t rows, int64_t width) {
-  return rows * width <= kL0cElements ? rows : RoundUp(rows / 2, kFractal);
+__aicore__ inline uint32_t FirstHalf(uint32_t rows, uint32_t width) {
+  return rows * width <= kL0cElements ? rows : (rows / 2 + kFractal - 1) / kFractal * kFractal;
 }
 
 // Takes the event ids `first` and `first` + 1 between M and FIX.
@@ -32,19 +32,15 @@ class CubeSums {
   __aicore__ inline void Open() { ring_.Open(); }
   __aicore__ inline void Close() { ring_.Close(); }
 
-  // Takes a buffer for a half, 0 or 1; the halves end in the order in which they begin.
-  __aicore__ inline void Begin(int32_t half) { buffers_[half] = ring_.Fill(); }
-  __aicore__ inline Float Half(int32_t half) const { return At(buffers_[half]); }
-  __aicore__ inline void End() { ring_.Filled(); }
-
-  // The next complete half.
-  __aicore__ inline Float Use() { return At(ring_.Use()); }
-  __aicore__ inline void Used() { ring_.Used(); }
+  // Takes a buffer for a half, 0 or 1, until it is complete (End) and stored (Use, Used).
+  __aicore__ inline void Begin(uint32_t half) { buffers_[half] = ring_.Begin(); }
+  __aicore__ inline Float Half(uint32_t half) const { return sums_[buffers_[half] * kL0cElements]; }
+  __aicore__ inline void End(uint32_t half) const { ring_.Filled(buffers_[half]); }
+  __aicore__ inline void Use(uint32_t half) const { ring_.Use(buffers_[half]); }
+  __aicore__ inline void Used(uint32_t half) const { ring_.Used(buffers_[half]); }
 
  private:
-  __aicore__ inline Float At(int32_t buffer) const { return sums_[buffer * kL0cElements]; }
-
   Ring<AscendC::HardEvent::M_FIX, AscendC::HardEvent::FIX_M, first, 2> ring_;
   Float sums_;
-  int32_t buffers_[2];
+  uint32_t buffers_[2];
 };

@@ -6,11 +6,12 @@
 // a long one. So each goes through a ring of kAhead + 1 buffers:
 //
 //   scores    cube -> vector   keys x queries     float32  [keys][RowPitch]
-//   weights   vector -> cube   e^(score - max)    T        [keys][rows], share by share
+//   weights   vector -> cube   e^(score - max)    T        [RowPitch / 16][exchange_keys][16]
 //   products  cube -> vector   weights x values   float32  [rows][value_dim]
 //
-// Scores and weights lie key by key, the rows of a key side by side: that is how the vector cores
-// work on them. The two vector cores of a group share the rows.
+// Scores lie key by key, the rows of a key side by side: that is how the vector cores work on them.
+// Weights lie as L1 has them, in columns of 16 rows, so that a tile comes in by long pieces. The
+// two vector cores of a group share the rows.
 //
 // No flag says that a buffer is free again, because a later one does. Let m = n + kAhead + 1 be the
 // next step in the buffers of step n. The cube writes the scores of m after the products of n, for
@@ -35,7 +36,7 @@ constexpr uint8_t kWithinGroup = 2;
 
 constexpr int64_t kAhead = kExchangeBuffers - 1;
 
-// Rows of a unit with those that fill it up, which are 0: a power of two, at least a fractal.
+// Rows of a band with those that fill it up, which are 0: a power of two, at least a fractal.
 __aicore__ inline int64_t RowPitch(int64_t num_rows) {
   int64_t pitch = 16;
   while (pitch < num_rows) {

@@ -11,54 +11,64 @@
 #include "kernel_operator.h"
 #include "mixed/score_chunk.h"
 
-// The rows of a unit that see a key, for keys in ascending order.
-class SeeingRows {
- public:
-  __aicore__ inline SeeingRows(const AttentionTilingData& tiling, const Unit& unit)
-      : tiling_(&tiling), unit_(&unit), rows_({0, 0}) {}
-
-  __aicore__ inline Range At(int64_t key) {
-    while (rows_.first < unit_->num_rows && KeysOfRow(*tiling_, *unit_, rows_.first).last <= key) {
-      rows_.first += RowsOfToken(*tiling_, *unit_, rows_.first);
-    }
-    while (rows_.last < unit_->num_rows && KeysOfRow(*tiling_, *unit_, rows_.last).first <= key) {
-      rows_.last += RowsOfToken(*tiling_, *unit_, rows_.last);
-    }
-    return rows_;
-  }
-
- private:
-  const AttentionTilingData* tiling_;
-  const Unit* unit_;
-  Range rows_;
+// Which keys of a piece some rows of a unit see.
+struct Visibility {
+  Range by_any;
+  Range by_all;
+  int64_t position;  // of the first row, counted from the piece's first key
+  int64_t head;      // of the first row among those of its token
 };
 
-// Hides keys [first, last) of a chunk that begins with key `origin` from the rows that don't see
-// them.
-__aicore__ inline void HideKeys(const ScoreChunk& chunk, int64_t first, int64_t last,
-                                int64_t origin, SeeingRows& seeing) {
-  const uint64_t lanes = MaskOf({0, chunk.rows});
-  for (int64_t k = first; k < last; ++k) {
-    uint64_t mask[2] = {lanes & ~MaskOf(seeing.At(origin + k)), 0};
+__aicore__ inline Visibility VisibilityOf(const AttentionTilingData& tiling, const Unit& unit,
+                                          int64_t begin) {
+  const Row row = RowAt(tiling, unit, 0);
+  const Range first = VisibleKeys(tiling, unit.sequence.length, row.position);
+  const Range last = KeysOfRow(tiling, unit, unit.num_rows - 1);
+  return {{first.first - begin, last.last - begin},
+          {last.first - begin, first.last - begin},
+          row.position - begin,
+          row.head - unit.kv_head * tiling.heads_per_kv_head};
+}
+
+// Bits [0, n) of 64.
+__aicore__ inline uint64_t BitsBelow(int64_t n) {
+  return n <= 0 ? 0 : n >= 64 ? ~0ULL : (1ULL << n) - 1;
+}
+
+// Hides keys [first, last) of a chunk that begins with key `origin` of the piece from the rows that
+// don't see them. Each token's rows see what those of the token before see, a key later.
+__aicore__ inline void HideKeys(const AttentionTilingData& tiling, const Visibility& seen,
+                                const ScoreChunk& chunk, int64_t first, int64_t last,
+                                int64_t origin) {
+  const int64_t heads = tiling.heads_per_kv_head;
+  const uint64_t lanes = BitsBelow(chunk.rows);
+  // Under the causal mask the rows before this one come too early for the key; those from this one
+  // plus the window's on come too late.
+  int64_t row = (origin + first - seen.position) * heads - seen.head;
+  for (int64_t k = first; k < last; ++k, row += heads) {
+    uint64_t mask[2] = {0, 0};
+    if (tiling.causal != 0) {
+      mask[0] = BitsBelow(row);
+    }
+    if (tiling.sliding_window > 0) {
+      mask[0] |= ~BitsBelow(row + tiling.sliding_window * heads);
+    }
+    mask[0] &= lanes;
     if (mask[0] != 0) {
       AscendC::Duplicate(chunk.scores[k * chunk.rows], kMinusInf, mask, 1, 1, kGranule);
     }
   }
 }
 
-// The chunk begins with key `origin` of the sequence.
-__aicore__ inline void HideScores(const AttentionTilingData& tiling, const Unit& unit,
+// The chunk begins with key `origin` of the piece.
+__aicore__ inline void HideScores(const AttentionTilingData& tiling, const Visibility& seen,
                                   const ScoreChunk& chunk, int64_t origin) {
-  const Range first_row = Within(KeysOfRow(tiling, unit, 0), origin, chunk.keys);
-  const Range last_row = Within(KeysOfRow(tiling, unit, unit.num_rows - 1), origin, chunk.keys);
-  if (last_row.first == 0 && first_row.last == chunk.keys) {
-    return;
-  }
-  SetKeys(chunk, 0, first_row.first, kMinusInf);
-  SetKeys(chunk, last_row.last, chunk.keys, kMinusInf);
-  SeeingRows seeing(tiling, unit);
-  const int64_t all_last = Larger(last_row.first, first_row.last);
-  HideKeys(chunk, first_row.first, Smaller(last_row.first, last_row.last), origin, seeing);
-  HideKeys(chunk, all_last, last_row.last, origin, seeing);
+  const Range by_any = Within(seen.by_any, origin, chunk.keys);
+  const int64_t all_first = Clamp(seen.by_all.first - origin, by_any.first, by_any.last);
+  const int64_t all_last = Clamp(seen.by_all.last - origin, all_first, by_any.last);
+  SetKeys(chunk, 0, by_any.first, kMinusInf);
+  SetKeys(chunk, by_any.last, chunk.keys, kMinusInf);
+  HideKeys(tiling, seen, chunk, by_any.first, all_first, origin);
+  HideKeys(tiling, seen, chunk, all_last, by_any.last, origin);
   Barrier();
 }

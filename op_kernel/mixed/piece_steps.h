@@ -1,6 +1,7 @@
 // The steps of a group of one cube core and two vector cores: the units dealt to it, piece after
-// piece. The three cores enumerate the same steps, each for itself. A group can walk through its
-// units token by token, too: see verdict.h.
+// piece, and in each piece band after band. So the keys and values of a piece come into L1 once for
+// all bands of a unit. The three cores enumerate the same steps, each for itself. A group can walk
+// through its units token by token, too: see verdict.h.
 #pragma once
 
 #include "attention/sequence.h"
@@ -14,42 +15,28 @@
 // Rows of a fractal, and elements of 16 bits in one of its rows: matrices on the cube are multiples
 // of this in each direction.
 constexpr int64_t kFractal = 16;
+constexpr int64_t kFractalSize = kFractal * kFractal;
+
+// Whole fractals around some keys.
+__aicore__ inline Range SpanOf(const Range& seen) {
+  return {seen.first / kFractal * kFractal, RoundUp(seen.last, kFractal)};
+}
 
 struct PieceStep {
-  Unit unit;
-  int64_t begin;   // the piece's first key
-  Range seen;      // of the piece, that some row sees; empty for a unit without keys
-  Range span;      // whole fractals around them
+  Unit unit;        // a band of it
+  int64_t band;     // which one
+  int64_t begin;    // the piece's first key
+  Range seen;       // of the piece, that some row of the band sees; empty for a band without keys
+  Range span;       // whole fractals around them
+  Range unit_seen;  // of the piece, that some row of the unit sees
+  Range unit_span;
+  int64_t pitch;   // RowPitch of the band's rows
   int64_t buffer;  // of the exchange: steps with keys take them in turn
-  bool opens_unit;
-  bool closes_unit;
-};
-
-__aicore__ inline bool HasKeys(const PieceStep& step) { return step.seen.first < step.seen.last; }
-
-// Steps that have begun and not ended, at most kAhead, the oldest first.
-class StepsInFlight {
- public:
-  __aicore__ inline void Clear() {
-    first_ = 0;
-    count_ = 0;
-  }
-  __aicore__ inline bool IsFull() const { return count_ == kAhead; }
-  __aicore__ inline bool IsEmpty() const { return count_ == 0; }
-  __aicore__ inline void Add(const PieceStep& step) {
-    steps_[(first_ + count_) % kAhead] = step;
-    ++count_;
-  }
-  __aicore__ inline const PieceStep& Oldest() const { return steps_[first_]; }
-  __aicore__ inline void DropOldest() {
-    first_ = (first_ + 1) % kAhead;
-    --count_;
-  }
-
- private:
-  PieceStep steps_[kAhead];
-  int64_t first_;
-  int64_t count_;
+  bool has_keys;
+  bool opens_piece;  // the unit's first step in the piece
+  bool opens_band;
+  bool closes_band;
+  bool shares_piece;  // the unit has several bands
 };
 
 class PieceSteps {
@@ -65,52 +52,99 @@ class PieceSteps {
     by_token_ = by_token;
     dealt_.num_rows = 0;
     rows_done_ = 0;
-    has_unit_ = false;
+    num_bands_ = 0;
+    band_ = 0;
+    begin_ = 0;
+    end_ = 0;
   }
 
   // Finds the group's next step. False: there is none.
   __aicore__ inline bool Next(PieceStep& step) {
-    const bool opens_unit = !has_unit_ || next_begin_ >= unit_.keys.last;
-    if (opens_unit) {
-      has_unit_ = NextUnit();
-      if (!has_unit_) {
+    while (true) {
+      while (band_ < num_bands_) {
+        if (OpensStep(step, band_++)) {
+          return true;
+        }
+      }
+      begin_ += kPiece;
+      if (begin_ >= end_ && !OpenUnit()) {
         return false;
       }
-      next_begin_ = unit_.keys.first / kCubePiece * kCubePiece;
+      band_ = 0;
+      has_step_ = false;
+      unit_seen_ = Within(seen_by_unit_, begin_, kPiece);
     }
-    step.unit = unit_;
-    step.unit.piece = next_begin_ / kCubePiece;
-    step.begin = next_begin_;
-    next_begin_ += kCubePiece;
-    step.seen = Within(unit_.keys, step.begin, kCubePiece);
-    step.span = {step.seen.first / kFractal * kFractal, RoundUp(step.seen.last, kFractal)};
+  }
+
+ private:
+  // A band has a step in each piece of which it sees a key; one without keys has a step, too.
+  __aicore__ inline bool OpensStep(PieceStep& step, int64_t band) {
+    const Unit& unit = bands_[band];
+    const Range seen = Within(unit.keys, begin_, kPiece);
+    step.has_keys = seen.first < seen.last;
+    const bool is_empty = unit.keys.first >= unit.keys.last;
+    if (!step.has_keys && !(is_empty && !is_opened_[band])) {
+      return false;
+    }
+    step.unit = unit;
+    step.unit.piece = begin_ / kPiece;
+    step.band = band;
+    step.begin = begin_;
+    step.seen = seen;
+    step.span = SpanOf(seen);
+    step.unit_seen = unit_seen_;
+    step.unit_span = SpanOf(unit_seen_);
+    step.pitch = RowPitch(unit.num_rows);
     step.buffer = buffer_;
-    step.opens_unit = opens_unit;
-    step.closes_unit = next_begin_ >= unit_.keys.last;
-    if (HasKeys(step)) {
-      buffer_ = (buffer_ + 1) % kExchangeBuffers;
+    step.opens_piece = !has_step_;
+    step.opens_band = !is_opened_[band];
+    step.closes_band = is_empty || unit.keys.last <= begin_ + kPiece;
+    step.shares_piece = num_bands_ > 1;
+    is_opened_[band] = true;
+    if (step.has_keys) {
+      has_step_ = true;
+      buffer_ = buffer_ + 1 == kExchangeBuffers ? 0 : buffer_ + 1;
     }
     return true;
   }
 
- private:
-  __aicore__ inline bool NextUnit() {
+  __aicore__ inline bool OpenUnit() {
     if (rows_done_ == dealt_.num_rows) {
       if (!units_.Next(dealt_)) {
+        num_bands_ = 0;
         return false;
       }
       rows_done_ = 0;
     }
-    unit_ = dealt_;
+    seen_by_unit_ = dealt_.keys;
     if (by_token_) {
-      unit_.row_begin += rows_done_;
-      unit_.num_rows = RowsOfToken(*tiling_, dealt_, rows_done_);
-      const Range keys = KeysOfRow(*tiling_, unit_, 0);
-      unit_.keys.first = Clamp(keys.first, dealt_.keys.first, dealt_.keys.last);
-      unit_.keys.last = Clamp(keys.last, unit_.keys.first, dealt_.keys.last);
+      OpenBand(0, RowsOfToken(*tiling_, dealt_, rows_done_));
+      seen_by_unit_ = bands_[0].keys;
+      num_bands_ = 1;
+    } else {
+      num_bands_ = 0;
+      while (rows_done_ < dealt_.num_rows) {
+        OpenBand(num_bands_++, Smaller(tiling_->max_rows, dealt_.num_rows - rows_done_));
+      }
     }
-    rows_done_ += unit_.num_rows;
+    begin_ = seen_by_unit_.first / kPiece * kPiece;
+    end_ = seen_by_unit_.last;
     return true;
+  }
+
+  // The next `rows` rows of the unit that was dealt.
+  __aicore__ inline void OpenBand(int64_t band, int64_t rows) {
+    Unit& unit = bands_[band];
+    unit = dealt_;
+    is_opened_[band] = false;
+    unit.row_begin += rows_done_;
+    unit.num_rows = rows;
+    rows_done_ += rows;
+    if (rows < dealt_.num_rows) {
+      const Range keys = KeysOfUnit(*tiling_, unit);
+      unit.keys.first = Clamp(keys.first, dealt_.keys.first, dealt_.keys.last);
+      unit.keys.last = Clamp(keys.last, unit.keys.first, dealt_.keys.last);
+    }
   }
 
   const AttentionTilingData* tiling_;
@@ -118,8 +152,14 @@ class PieceSteps {
   bool by_token_;
   Unit dealt_;         // as it was dealt
   int64_t rows_done_;  // of it
-  Unit unit_;
-  bool has_unit_;
-  int64_t next_begin_;
+  Unit bands_[kMostBands];
+  bool is_opened_[kMostBands];
+  Range seen_by_unit_;
+  int64_t num_bands_;
+  int64_t band_;   // the next one of the piece
+  int64_t begin_;  // of the piece
+  int64_t end_;    // of the last piece
+  Range unit_seen_;
+  bool has_step_;  // of the unit in the piece
   int64_t buffer_;
 };

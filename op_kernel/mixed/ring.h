@@ -4,8 +4,9 @@
 
 #include "kernel_operator.h"
 
-// `count` buffers, filled and used in the same order; `filled` goes from the filling to the using
-// pipe, `freed` back. They take the event ids from `first` on of both events.
+// `count` buffers, filled in turn; `filled` goes from the filling to the using pipe, `freed` back.
+// They take the event ids from `first` on of both events. Who began a buffer knows its number until
+// it is used.
 template <AscendC::HardEvent filled, AscendC::HardEvent freed, int32_t first, int32_t count>
 class Ring {
  public:
@@ -13,45 +14,40 @@ class Ring {
     for (int32_t i = 0; i < count; ++i) {
       AscendC::SetFlag<freed>(first + i);
     }
-    fill_ = 0;
-    filled_ = 0;
-    use_ = 0;
+    next_ = 0;
   }
 
-  // The buffer that the filling pipe may write from here on. It may have begun several.
-  __aicore__ inline int32_t Fill() {
-    const int32_t buffer = fill_;
-    AscendC::WaitFlag<freed>(first + buffer);
-    fill_ = (fill_ + 1) % count;
+  // The next buffer, which the filling pipe may write from here on.
+  __aicore__ inline uint32_t Begin() {
+    const uint32_t buffer = next_;
+    next_ = (buffer + 1) & (count - 1);
+    AscendC::WaitFlag<freed>(first + static_cast<int32_t>(buffer));
     return buffer;
   }
 
-  // The first one that was begun is full.
-  __aicore__ inline void Filled() {
-    AscendC::SetFlag<filled>(first + filled_);
-    filled_ = (filled_ + 1) % count;
+  // What the filling pipe has done so far is all of it.
+  __aicore__ inline void Filled(uint32_t buffer) const {
+    AscendC::SetFlag<filled>(first + static_cast<int32_t>(buffer));
   }
 
-  // The buffer that the using pipe may read from here on.
-  __aicore__ inline int32_t Use() {
-    AscendC::WaitFlag<filled>(first + use_);
-    return use_;
+  // The using pipe may read it from here on.
+  __aicore__ inline void Use(uint32_t buffer) const {
+    AscendC::WaitFlag<filled>(first + static_cast<int32_t>(buffer));
   }
 
-  __aicore__ inline void Used() {
-    AscendC::SetFlag<freed>(first + use_);
-    use_ = (use_ + 1) % count;
+  __aicore__ inline void Used(uint32_t buffer) const {
+    AscendC::SetFlag<freed>(first + static_cast<int32_t>(buffer));
   }
 
   // Every set flag has its wait.
-  __aicore__ inline void Close() {
+  __aicore__ inline void Close() const {
     for (int32_t i = 0; i < count; ++i) {
       AscendC::WaitFlag<freed>(first + i);
     }
   }
 
  private:
-  int32_t fill_;
-  int32_t filled_;
-  int32_t use_;
+  static_assert((count & (count - 1)) == 0, "buffers are found by a mask");
+
+  uint32_t next_;
 };

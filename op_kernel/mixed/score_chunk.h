@@ -16,15 +16,13 @@ constexpr int64_t kSlabPair = 2 * kSlabKeys;  // chunks are whole pairs
 
 struct ScoreChunk {
   Float scores;  // [keys][rows]
-  int64_t keys;  // a multiple of kSlabPair; 0: there is no chunk
+  int64_t keys;  // a multiple of kSlabPair
   int64_t rows;  // 16, 32 or 64
 };
 
 __aicore__ inline int32_t CountOf(const ScoreChunk& chunk) {
   return static_cast<int32_t>(chunk.keys * chunk.rows);
 }
-
-__aicore__ inline int64_t CountSlabs(const ScoreChunk& chunk) { return chunk.keys / kSlabKeys; }
 
 // scores[k][r] = value for all rows and the keys [first, last).
 __aicore__ inline void SetKeys(const ScoreChunk& chunk, int64_t first, int64_t last, float value) {
@@ -34,63 +32,113 @@ __aicore__ inline void SetKeys(const ScoreChunk& chunk, int64_t first, int64_t l
   }
 }
 
-// What a fold does with two vectors.
+// What a fold does with two vectors: of whole repeats, or of some lanes.
 struct TakeLarger {
   __aicore__ static inline void Apply(const Float& to, const Float& a, const Float& b,
-                                      int64_t count) {
-    AscendC::Max(to, a, b, static_cast<int32_t>(count));
+                                      uint8_t repeats) {
+    AscendC::Max(to, a, b, static_cast<uint64_t>(kRepeatLanes), repeats,
+                 AscendC::BinaryRepeatParams(1, 1, 1, kGranule, kGranule, kGranule));
+  }
+  __aicore__ static inline void ApplyLanes(const Float& to, const Float& a, const Float& b,
+                                           int32_t lanes) {
+    AscendC::Max(to, a, b, lanes);
   }
 };
 struct TakeSum {
   __aicore__ static inline void Apply(const Float& to, const Float& a, const Float& b,
-                                      int64_t count) {
-    AscendC::Add(to, a, b, static_cast<int32_t>(count));
+                                      uint8_t repeats) {
+    AscendC::Add(to, a, b, static_cast<uint64_t>(kRepeatLanes), repeats,
+                 AscendC::BinaryRepeatParams(1, 1, 1, kGranule, kGranule, kGranule));
+  }
+  __aicore__ static inline void ApplyLanes(const Float& to, const Float& a, const Float& b,
+                                           int32_t lanes) {
+    AscendC::Add(to, a, b, lanes);
   }
 };
 
-// Folds chunks of a piece over their keys. Between two calls lies a barrier, and whoever calls has
-// other work to do before it: a vector unit that waits for each result works half of the time.
+// Folds chunks of a piece over their keys, slab after slab. Between two calls lies a barrier, and
+// whoever calls has other work to do before it: a vector unit that waits for each result works half
+// of the time.
+//
+// A sum is always of slabs of 32 keys. A maximum is the same in every order, so its slabs are as
+// many lanes as there is room for.
 template <typename Take>
 class KeyFold {
  public:
-  // `lanes` has room for [kSlabKeys][rows].
+  // `lanes` has room for the lanes of a slab.
   __aicore__ inline void Init(const Float& lanes) { lanes_ = lanes; }
 
-  __aicore__ inline void Open(int64_t rows) {
+  // For chunks of `rows` rows, in slabs of `slab` lanes: whole repeats, a power of two, at most
+  // half of a chunk.
+  __aicore__ inline void Open(uint32_t rows, uint32_t slab) {
     rows_ = rows;
+    slab_ = slab;
+    left_ = slab;
     is_empty_ = true;
   }
 
-  // Folds slab `i` of a chunk in. The first two slabs go together, with the second one.
-  __aicore__ inline void AddSlab(const ScoreChunk& chunk, int64_t i) {
-    const int64_t slab = kSlabKeys * rows_;
+  // A chunk's slabs go in one after the other: the first one, some inner ones, the last one.
+  // Whether inner ones come next.
+  __aicore__ inline bool AddFirst(const Float& scores, uint32_t lanes) {
+    last_first_ = lanes - slab_;
+    next_first_ = slab_;
     if (!is_empty_) {
-      Take::Apply(lanes_, lanes_, chunk.scores[i * slab], slab);
-    } else if (i == 1) {
-      Take::Apply(lanes_, chunk.scores, chunk.scores[slab], slab);
-      is_empty_ = false;
+      Take::Apply(lanes_, lanes_, scores, Repeats());
     }
+    return HasInner();
   }
+  __aicore__ inline bool HasInner() const { return next_first_ < last_first_; }
+  __aicore__ inline bool AddInner(const Float& scores) {
+    AddSlab(scores, next_first_);
+    next_first_ += slab_;
+    return HasInner();
+  }
+  __aicore__ inline void AddLast(const Float& scores) { AddSlab(scores, last_first_); }
 
-  // Halves the keys that are left, `keys`; in the end the first lanes hold the result of each row.
-  __aicore__ inline void Halve(int64_t keys) {
-    const int64_t half = keys / 2 * rows_;
-    Take::Apply(lanes_, lanes_, lanes_[half], half);
+  // Halves what is left, down to a lane for each row.
+  __aicore__ inline bool IsFolded() const { return left_ <= rows_; }
+  __aicore__ inline void Halve() {
+    left_ /= 2;
+    Take::ApplyLanes(lanes_, lanes_, lanes_[left_], static_cast<int32_t>(left_));
   }
 
   __aicore__ inline const Float& Lanes() const { return lanes_; }
 
  private:
+  __aicore__ inline uint8_t Repeats() const { return static_cast<uint8_t>(slab_ / kRepeatLanes); }
+
+  // Folds the slab that begins with lane `first` in, not a chunk's first one. The first two of all
+  // go together.
+  __aicore__ inline void AddSlab(const Float& scores, uint32_t first) {
+    if (is_empty_) {
+      Take::Apply(lanes_, scores, scores[first], Repeats());
+      is_empty_ = false;
+    } else {
+      Take::Apply(lanes_, lanes_, scores[first], Repeats());
+    }
+  }
+
   Float lanes_;
-  int64_t rows_;
+  uint32_t rows_;
+  uint32_t slab_;        // lanes
+  uint32_t left_;        // lanes
+  uint32_t next_first_;  // of the chunk's slabs, the next inner one
+  uint32_t last_first_;  // and the last one
   bool is_empty_;
 };
 
 // scores[k][r] = scores[k][r] * factor + shift[r], with factor over a granule and shift repeated
 // over 64 lanes.
-__aicore__ inline void ShiftScores(const ScoreChunk& chunk, const Float& factor,
+__aicore__ inline void ShiftScores(const Float& scores, uint32_t lanes, const Float& factor,
                                    const Float& shift) {
-  AscendC::FusedMulAdd(chunk.scores, factor, shift, static_cast<uint64_t>(kRepeatLanes),
-                       static_cast<uint8_t>(CountOf(chunk) / kRepeatLanes),
+  AscendC::FusedMulAdd(scores, factor, shift, static_cast<uint64_t>(kRepeatLanes),
+                       static_cast<uint8_t>(lanes / kRepeatLanes),
                        AscendC::BinaryRepeatParams(1, 0, 1, kGranule, 0, 0));
+}
+
+// scores = e^scores
+__aicore__ inline void ExpScores(const Float& scores, uint32_t lanes) {
+  AscendC::Exp(scores, scores, static_cast<uint64_t>(kRepeatLanes),
+               static_cast<uint8_t>(lanes / kRepeatLanes),
+               AscendC::UnaryRepeatParams(1, 1, kGranule, kGranule));
 }

@@ -3,10 +3,11 @@
 // A core works on three steps at a time. In pass n it takes the maxima of step n + 1, turns the
 // scores of step n into weights and folds the products of step n - kAhead: a round on one chunk of
 // each, then on the next one. The results that one of them would wait for come while another one is
-// computed. Scores come in for the maxima, and again for the weights, but for kKept chunks of a
+// computed. Scores come in for the maxima, and again for the weights, but for Kept() chunks of a
 // step, which stay.
 //
-// All go through one ring of buffers, filled as soon as one is free, up to a pass ahead.
+// All go through one ring of buffers, filled as soon as one is free, up to a pass ahead. What a
+// load needs to know of its step and of its pass is computed once for each.
 #pragma once
 
 #include "attention/sequence.h"
@@ -16,44 +17,56 @@
 #include "common/lanes.h"
 #include "common/scalar.h"
 #include "kernel_operator.h"
+#include "mixed/chunk_ring.h"
 #include "mixed/exchange.h"
+#include "mixed/hide_scores.h"
 #include "mixed/piece_steps.h"
 #include "mixed/score_chunk.h"
 #include "mixed/verdict.h"
 
-// This core's share of a step: some of the unit's rows, with those that fill it up. The unit is
+// This core's share of a step: some of the band's rows, with those that fill it up. The unit is
 // that of the share's rows alone.
 struct Share {
   PieceStep step;
-  int64_t first_row;  // of the step's unit
+  int64_t first_row;  // of the step's band
   int64_t rows;       // lanes: a power of two from 16 to 64, or 0
-  int64_t pitch;      // rows of both shares
-  bool mixes;         // rows of the unit may see different keys
+  int64_t num_rows;   // of them, those that the band has; 0 without keys
+  bool mixes;         // rows of what the cube multiplies together may see different keys
+  int64_t chunks;     // of its scores
+  int64_t slices;     // of its products
+  Visibility seen;
+  // Of the chunks.
+  int32_t chunk_keys;
+  int32_t first_key;     // of the piece, where the first one begins: a multiple of kSlabPair
+  int32_t last_key;      // where the last one ends
+  uint32_t plain_first;  // chunks that come in whole, all keys of which all rows see
+  uint32_t num_plain;
+  uint32_t maxima_slab;
+  // How whole chunks come in: from where, and how far it is to the next one.
+  AscendC::GlobalTensor<float> scores;
+  int64_t apart;
+  AscendC::DataCopyParams whole;
 };
 
-// The keys of a piece whose scores are in UB at a time.
-struct ChunkKeys {
-  int64_t first;  // of the piece, a multiple of kSlabPair
-  int64_t last;
-  Range span;  // keys with scores, counted from `first`
+// The scores in a buffer: some keys of a share.
+struct HeldChunk {
+  int32_t first;   // key of the piece, a multiple of kSlabPair
+  uint32_t lanes;  // scores of whole slabs, in pairs
+  // Keys with scores, from so many after `first` on.
+  int32_t span_first;
+  uint32_t span_keys;
+  bool hides;  // some row doesn't see some key
 };
 
-__aicore__ inline ChunkKeys ChunkAt(const Share& share, int64_t index) {
-  const Range& span = share.step.span;
-  const int64_t keys = kChunkScores / share.rows;
-  const int64_t first = span.first / kSlabPair * kSlabPair + index * keys;
-  const int64_t last = Smaller(first + keys, RoundUp(span.last, kSlabPair));
-  return {first, last, Within(span, first, last - first)};
-}
-
-__aicore__ inline int64_t CountChunks(const Share& share) {
-  if (share.rows == 0 || !HasKeys(share.step)) {
-    return 0;
-  }
-  const Range& span = share.step.span;
-  const int64_t keys = span.last - span.first / kSlabPair * kSlabPair;
-  return (keys * share.rows + kChunkScores - 1) / kChunkScores;
-}
+// The shares that a pass works on, and its rounds.
+struct Pass {
+  const Share* scored;   // whose maxima are taken
+  const Share* weighed;  // whose scores become weights
+  const Share* summed;   // whose products are folded
+  int64_t rounds;
+  int64_t last_chunk;   // the chunk of maxima of round 0, if there are so many
+  int64_t first_slice;  // of round 0: in the first rounds there may be none
+};
 
 template <typename T>
 class ShareStream {
@@ -64,231 +77,288 @@ class ShareStream {
     sequences_ = &sequences;
     exchange_ = &exchange;
     group_ = group;
-    slice_rows_ = Smaller(kChunkScores / tiling.value.head_dim / kGranule * kGranule, kRepeatLanes);
+    width_ = tiling.value.head_dim;
+    slice_rows_ = kGranule;
+    while (2 * slice_rows_ * width_ <= kChunkScores && slice_rows_ < kRepeatLanes) {
+      slice_rows_ *= 2;
+    }
+    mixes_visibility_ = MayMixVisibility(tiling);
+    is_second_ = AscendC::GetSubBlockIdx() != 0;
+    kept_ = tiling.chunk_buffers - 2;
     nothing_ = {};
     steps_.StartRing();
-    pipe->InitBuffer(ring_, tiling.chunk_buffers, kChunkScores * sizeof(float));
-    idle_ = tiling.chunk_buffers;
+    ring_.Init(pipe, tiling.chunk_buffers);
   }
 
   // Begins with the group's first step, before the first pass.
   __aicore__ inline void Open(bool by_token) {
     steps_.Init(*tiling_, *sequences_, group_, AscendC::GetBlockNum(), by_token);
+    ring_.Open();
     has_ended_ = false;
     num_steps_ = 0;
-    pass_ = -2;
-    load_pass_ = -2;
-    load_ = 0;
+    pass_number_ = -2;
+    load_number_ = -2;
+    load_pass_ = {&nothing_, &nothing_, &nothing_, 0, -1, 0};
+    round_ = 0;
+    kind_ = 0;
   }
+
+  __aicore__ inline void Close() { ring_.Close(); }
 
   // Moves to the next pass. False: there is none.
   __aicore__ inline bool Next() {
-    if (!HasPass(pass_ + 1)) {
+    if (!HasPass(pass_number_ + 1)) {
       return false;
     }
-    ++pass_;
-    if (load_pass_ < pass_) {
+    ++pass_number_;
+    if (load_number_ < pass_number_) {
       OpenLoads();
     }
+    pass_ = load_pass_;
     Refill();
     return true;
   }
 
-  // The shares of the pass: whose maxima are taken, whose scores become weights, whose products are
-  // folded.
-  __aicore__ inline const Share& Scored() const { return ShareAt(pass_ + 1); }
-  __aicore__ inline const Share& Weighed() const { return ShareAt(pass_); }
-  __aicore__ inline const Share& Summed() const { return ShareAt(pass_ - kAhead); }
-  __aicore__ inline const Share& NextSummed() const { return ShareAt(pass_ + 1 - kAhead); }
+  __aicore__ inline const Pass& Current() const { return pass_; }
+  __aicore__ inline const Share& NextSummed() const { return ShareAt(pass_number_ + 1 - kAhead); }
 
-  __aicore__ inline int64_t Pass() const { return pass_; }
-  __aicore__ inline int64_t CountRounds() const { return RoundsOf(pass_); }
+  __aicore__ inline int64_t PassNumber() const { return pass_number_; }
 
-  // Rows of products that come in at a time; and the first of those that a round folds, of the
-  // step's. There may be none.
+  // Rows of products that come in at a time.
   __aicore__ inline int64_t SliceRows() const { return slice_rows_; }
-  __aicore__ inline int64_t SliceBegin(int64_t round) const {
-    return SliceOf(pass_, round) * slice_rows_;
-  }
 
   // Chunks of a step that stay in UB from their maxima to their weights. The other buffers are for
   // what comes in meanwhile, one for maxima and one for weights at least.
-  __aicore__ inline int64_t Kept() const { return tiling_->chunk_buffers - 2; }
-
-  // The chunk whose maxima a round takes, or -1.
-  __aicore__ inline int64_t ScoredChunk(int64_t round) const { return ScoredChunkOf(pass_, round); }
+  __aicore__ inline int64_t Kept() const { return kept_; }
 
   // What comes next: in each round scores for the maxima, scores for the next round's weights,
   // products.
-  __aicore__ inline Float Take() { return ring_.template DeQue<float>(); }
+  __aicore__ inline int32_t Take() { return ring_.Take(); }
+
+  __aicore__ inline const Float& In(int32_t buffer) const { return ring_.At(buffer); }
+  __aicore__ inline const HeldChunk& Held(int32_t buffer) const { return held_[buffer]; }
 
   // Lets go of what was taken; the next load begins in its place.
-  __aicore__ inline void Free(Float used) {
-    ring_.FreeTensor(used);
-    ++idle_;
+  __aicore__ inline void Free(int32_t buffer) {
+    ring_.Free(buffer);
     Refill();
   }
 
  private:
-  __aicore__ inline void Refill() {
-    while (FindLoad() && idle_ > 0) {
-      StartLoad(load_ / kLoads, load_ % kLoads);
-      ++load_;
-      --idle_;
-    }
-  }
-
   static constexpr int64_t kWindow = 8;  // steps remembered, a power of two over kAhead + 2
-  static constexpr int64_t kLoads = 3;   // of a round
 
   // In the first rounds of a long pass the kept chunks leave no room for products.
   static constexpr int64_t kLateSlices = 2;
 
   __aicore__ inline const Share& ShareAt(int64_t n) const {
-    return 0 <= n && n < num_steps_ ? shares_[n % kWindow] : nothing_;
+    return 0 <= n && n < num_steps_ ? shares_[n & (kWindow - 1)] : nothing_;
   }
 
   // A pass has something to do while there are products to fold.
   __aicore__ inline bool HasPass(int64_t n) const { return !has_ended_ || n - kAhead < num_steps_; }
 
-  __aicore__ inline int64_t CountSlices(const Share& share) const {
-    const int64_t rows = HasKeys(share.step) ? share.step.unit.num_rows : 0;
-    return (rows + slice_rows_ - 1) / slice_rows_;
-  }
-
-  __aicore__ inline int64_t RoundsOf(int64_t n) const {
-    const int64_t chunks = Larger(CountChunks(ShareAt(n + 1)), CountChunks(ShareAt(n)));
-    return Larger(chunks, CountSlices(ShareAt(n - kAhead)));
-  }
-
   // Begins the loads of the next pass: the cube has what they read.
   __aicore__ inline void OpenLoads() {
-    ++load_pass_;
-    load_ = 0;
-    PieceStep step;
-    if (!has_ended_ && steps_.Next(step)) {
-      shares_[num_steps_ % kWindow] = ShareOf(step);
-      ++num_steps_;
-    } else {
-      has_ended_ = true;
+    ++load_number_;
+    round_ = 0;
+    kind_ = 0;
+    if (!has_ended_) {
+      Share& share = shares_[num_steps_ & (kWindow - 1)];
+      if (steps_.Next(share.step)) {
+        FillShare(share);
+        ++num_steps_;
+      } else {
+        has_ended_ = true;
+      }
     }
-    if (HasKeys(ShareAt(load_pass_ + 1).step)) {
+    const Share& scored = ShareAt(load_number_ + 1);
+    const Share& weighed = ShareAt(load_number_);
+    const Share& summed = ShareAt(load_number_ - kAhead);
+    const int64_t chunks = Larger(scored.chunks, weighed.chunks);
+    load_pass_ = {&scored,    &weighed,
+                  &summed,    Larger(chunks, summed.slices),
+                  chunks - 1, -Clamp(chunks - summed.slices, 0, kLateSlices)};
+    if (scored.step.has_keys) {
       AscendC::CrossCoreWaitFlag(kScoresReady);
     }
-    if (HasKeys(ShareAt(load_pass_ - kAhead).step)) {
+    if (summed.step.has_keys) {
       AscendC::CrossCoreWaitFlag(kProductsReady);
     }
   }
 
-  // Finds the next load, up to the end of the next pass, which is begun where there is room for
-  // its loads. False: there is none.
-  __aicore__ inline bool FindLoad() {
-    while (true) {
-      if (load_ == kLoads * RoundsOf(load_pass_)) {
-        if (idle_ == 0 || load_pass_ > pass_ || !HasPass(load_pass_ + 1)) {
-          return false;
+  // Begins loads while there are buffers for them, up to the end of the next pass, which is begun
+  // where there is room for its loads.
+  __aicore__ inline void Refill() {
+    while (ring_.HasIdle()) {
+      if (round_ == load_pass_.rounds) {
+        if (load_number_ > pass_number_ || !HasPass(load_number_ + 1)) {
+          return;
         }
         OpenLoads();
-      } else if (HasLoad(load_ / kLoads, load_ % kLoads)) {
-        return true;
       } else {
-        ++load_;
+        LoadNext();
       }
     }
   }
 
-  // The last rounds of a pass take maxima, down to those of the chunks that are weighed first: what
-  // stays in UB comes late.
-  __aicore__ inline int64_t ScoredChunkOf(int64_t n, int64_t round) const {
-    const int64_t chunks = CountChunks(ShareAt(n + 1));
-    const int64_t last_round = Larger(CountChunks(ShareAt(n)), chunks) - 1;
-    const int64_t chunk = last_round - round;
-    return chunk < chunks ? Larger(chunk, -1) : -1;
-  }
-
-  // The slice of products that a round folds; in rounds without products there is no such slice.
-  __aicore__ inline int64_t SliceOf(int64_t n, int64_t round) const {
-    const int64_t chunks = Larger(CountChunks(ShareAt(n + 1)), CountChunks(ShareAt(n)));
-    return round - Clamp(chunks - CountSlices(ShareAt(n - kAhead)), 0, kLateSlices);
-  }
-
-  // What a round loads: chunks for the maxima (0), for the next round's weights (1), products (2).
-  __aicore__ inline bool HasLoad(int64_t round, int64_t kind) const {
-    if (kind == 0) {
-      return ScoredChunkOf(load_pass_, round) >= 0;
+  // The next load of a round, if it has it: a chunk for the maxima (0), one for the next round's
+  // weights (1), products (2). The last rounds take maxima, down to those of the chunks that are
+  // weighed first: what stays in UB comes late.
+  __aicore__ inline void LoadNext() {
+    if (kind_ == 0) {
+      kind_ = 1;
+      const int64_t chunk = load_pass_.last_chunk - round_;
+      if (0 <= chunk && chunk < load_pass_.scored->chunks) {
+        LoadScores(*load_pass_.scored, chunk);
+        return;
+      }
     }
-    if (kind == 1) {
-      return Kept() <= round + 1 && round + 1 < CountChunks(ShareAt(load_pass_));
+    if (kind_ == 1) {
+      kind_ = 2;
+      const int64_t chunk = round_ + 1;
+      if (kept_ <= chunk && chunk < load_pass_.weighed->chunks) {
+        LoadScores(*load_pass_.weighed, chunk);
+        return;
+      }
     }
-    const int64_t slice = SliceOf(load_pass_, round);
-    return 0 <= slice && slice < CountSlices(ShareAt(load_pass_ - kAhead));
+    const int64_t slice = load_pass_.first_slice + round_;
+    kind_ = 0;
+    ++round_;
+    if (0 <= slice && slice < load_pass_.summed->slices) {
+      LoadProducts(*load_pass_.summed, slice * slice_rows_);
+    }
   }
 
-  __aicore__ inline void StartLoad(int64_t round, int64_t kind) {
-    if (kind == 0) {
-      const Share& scored = ShareAt(load_pass_ + 1);
-      LoadScores(scored, ChunkAt(scored, ScoredChunkOf(load_pass_, round)));
-    } else if (kind == 1) {
-      const Share& weighed = ShareAt(load_pass_);
-      LoadScores(weighed, ChunkAt(weighed, round + 1));
+  __aicore__ inline void LoadScores(const Share& share, int64_t index) {
+    const int32_t buffer = ring_.Begin();
+    const uint32_t chunk = static_cast<uint32_t>(index);
+    HeldChunk& held = held_[buffer];
+    held.first = share.first_key + static_cast<int32_t>(chunk) * share.chunk_keys;
+    held.lanes = static_cast<uint32_t>(kChunkScores);
+    held.span_first = 0;
+    held.span_keys = static_cast<uint32_t>(share.chunk_keys);
+    held.hides = chunk - share.plain_first >= share.num_plain;
+    const AscendC::GlobalTensor<float> from = share.scores[chunk * share.apart];
+    if (held.hides) {
+      LoadPart(share, held, from, buffer);
     } else {
-      LoadProducts(ShareAt(load_pass_ - kAhead), SliceOf(load_pass_, round) * slice_rows_);
+      AscendC::DataCopy(ring_.At(buffer), from, share.whole);
     }
+    ring_.End(buffer);
   }
 
-  __aicore__ inline void LoadScores(const Share& share, const ChunkKeys& chunk) {
-    Float scores = ring_.template AllocTensor<float>();
-    const int64_t keys = chunk.span.last - chunk.span.first;
-    const bool dense = share.rows == share.pitch;
-    const AscendC::DataCopyExtParams params(
-        static_cast<uint16_t>(dense ? 1 : keys),
-        static_cast<uint32_t>((dense ? keys : 1) * share.rows * sizeof(float)),
-        static_cast<uint32_t>((share.pitch - share.rows) * sizeof(float)), 0, 0);
-    const AscendC::DataCopyPadExtParams<float> no_padding(false, 0, 0, 0);
-    const int64_t at = (chunk.first + chunk.span.first) * share.pitch + share.first_row;
-    AscendC::DataCopyPad(scores[chunk.span.first * share.rows],
-                         exchange_->Scores(share.step.buffer)[at], params, no_padding);
-    ring_.EnQue(scores);
+  // The scores of a chunk that may be cut at its ends.
+  __aicore__ inline void LoadPart(const Share& share, HeldChunk& held,
+                                  const AscendC::GlobalTensor<float>& from, int32_t buffer) {
+    const uint32_t rows = static_cast<uint32_t>(share.rows);
+    const int32_t last = held.first + share.chunk_keys;
+    const int64_t end = Smaller(last, share.last_key);
+    const int64_t span_first = Larger(share.step.span.first, held.first);
+    const int64_t span_last = Smaller(share.step.span.last, end);
+    held.lanes = static_cast<uint32_t>(end - held.first) * rows;
+    held.span_first = static_cast<int32_t>(span_first) - held.first;
+    held.span_keys = static_cast<uint32_t>(span_last - span_first);
+    AscendC::DataCopy(ring_.At(buffer)[static_cast<uint32_t>(held.span_first) * rows],
+                      from[held.span_first * share.step.pitch], CopyOf(share, held.span_keys));
+  }
+
+  // How the scores of `keys` keys come in. Those of a core that has all rows lie side by side.
+  __aicore__ static inline AscendC::DataCopyParams CopyOf(const Share& share, uint32_t keys) {
+    const uint32_t rows = static_cast<uint32_t>(share.rows);
+    const uint32_t others = static_cast<uint32_t>(share.step.pitch) - rows;
+    const bool dense = others == 0;
+    return AscendC::DataCopyParams(static_cast<uint16_t>(dense ? 1 : keys),
+                                   static_cast<uint16_t>((dense ? keys * rows : rows) / kGranule),
+                                   static_cast<uint16_t>(others / kGranule), 0);
   }
 
   __aicore__ inline void LoadProducts(const Share& share, int64_t begin) {
-    Float products = ring_.template AllocTensor<float>();
-    const int64_t width = tiling_->value.head_dim;
-    const int64_t rows = Smaller(slice_rows_, share.step.unit.num_rows - begin);
-    const AscendC::GlobalTensor<float> from = exchange_->Products(share.step.buffer);
-    AscendC::DataCopy(products, from[(share.first_row + begin) * width],
-                      static_cast<uint32_t>(rows * width));
-    ring_.EnQue(products);
+    const int32_t buffer = ring_.Begin();
+    const int64_t rows = Smaller(slice_rows_, share.num_rows - begin);
+    AscendC::DataCopy(ring_.At(buffer),
+                      exchange_->Products(share.step.buffer)[(share.first_row + begin) * width_],
+                      static_cast<uint32_t>(rows * width_));
+    ring_.End(buffer);
   }
 
-  __aicore__ inline Share ShareOf(const PieceStep& step) const {
-    const int64_t pitch = RowPitch(step.unit.num_rows);
-    const int64_t first = FirstShare(pitch);
-    const bool spans_tokens = RowsOfToken(*tiling_, step.unit, 0) < step.unit.num_rows;
-    Share share = {step, 0, first, pitch, MayMixVisibility(*tiling_) && spans_tokens};
-    if (AscendC::GetSubBlockIdx() != 0) {
-      share.first_row = first;
-      share.rows = pitch - first;
-    }
-    Unit& unit = share.step.unit;
+  // This core's share of the step that it holds.
+  __aicore__ inline void FillShare(Share& share) const {
+    PieceStep& step = share.step;
+    Unit& unit = step.unit;
+    const int64_t first = FirstShare(step.pitch);
+    share.mixes =
+        mixes_visibility_ && (step.shares_piece || RowsOfToken(*tiling_, unit, 0) < unit.num_rows);
+    share.first_row = is_second_ ? first : 0;
+    share.rows = is_second_ ? step.pitch - first : first;
     unit.row_begin += share.first_row;
     unit.num_rows = Clamp(unit.num_rows - share.first_row, 0, share.rows);
-    return share;
+    share.num_rows = step.has_keys ? unit.num_rows : 0;
+    share.chunks = 0;
+    share.slices = 0;
+    if (share.rows == 0 || !step.has_keys) {
+      return;
+    }
+    share.chunk_keys = kSlabPair;
+    for (int64_t rows = share.rows; rows < kRepeatLanes; rows *= 2) {
+      share.chunk_keys *= 2;
+    }
+    share.first_key = static_cast<int32_t>(step.span.first & -kSlabPair);
+    share.last_key = static_cast<int32_t>((step.span.last + kSlabPair - 1) & -kSlabPair);
+    int32_t end = share.first_key;
+    while (end < share.last_key) {
+      end += share.chunk_keys;
+      ++share.chunks;
+    }
+    const int64_t slab = end == share.last_key ? kMaximaLanes : kSlabKeys * share.rows;
+    share.maxima_slab = static_cast<uint32_t>(slab);
+    share.scores = exchange_->Scores(step.buffer)[share.first_key * step.pitch + share.first_row];
+    share.apart = share.chunk_keys * step.pitch;
+    share.whole = CopyOf(share, static_cast<uint32_t>(share.chunk_keys));
+    for (int64_t row = 0; row < share.num_rows; row += slice_rows_) {
+      ++share.slices;
+    }
+    share.seen = {};
+    share.num_plain = 0;
+    if (unit.num_rows > 0) {
+      share.seen = VisibilityOf(*tiling_, unit, step.begin);
+      FindPlainChunks(share);
+    }
+  }
+
+  __aicore__ static inline void FindPlainChunks(Share& share) {
+    share.plain_first = 0;
+    int64_t begin = share.first_key;
+    while (begin < share.seen.by_all.first && begin < share.last_key) {
+      begin += share.chunk_keys;
+      ++share.plain_first;
+    }
+    const int64_t end = Smaller(share.seen.by_all.last, share.last_key);
+    while (begin + share.chunk_keys <= end) {
+      begin += share.chunk_keys;
+      ++share.num_plain;
+    }
   }
 
   const AttentionTilingData* tiling_;
   const Sequences* sequences_;
   const Exchange<T>* exchange_;
   int64_t group_;
+  int64_t width_;  // of a row of products
   int64_t slice_rows_;
+  int64_t kept_;
+  bool mixes_visibility_;
+  bool is_second_;
   PieceSteps steps_;
   Share shares_[kWindow];
   Share nothing_;  // stands for the steps before the first one and after the last one
   bool has_ended_;
   int64_t num_steps_;
-  int64_t pass_;
-  int64_t load_pass_;  // whose loads come next, pass_ or the one after it
-  int64_t load_;       // of its rounds, the next one
-  int64_t idle_;       // buffers of the ring
-  AscendC::TQue<AscendC::TPosition::VECIN, kMostChunkBuffers> ring_;
+  int64_t pass_number_;
+  int64_t load_number_;  // of the pass whose loads come next, this one or the one after it
+  Pass pass_;
+  Pass load_pass_;
+  int64_t round_;  // of the next load
+  int64_t kind_;
+  ChunkRing ring_;
+  HeldChunk held_[kMostChunkBuffers];
 };

@@ -14,6 +14,7 @@
 #include "common/row_copy.h"
 #include "kernel_operator.h"
 #include "mixed/exchange.h"
+#include "mixed/part_ring.h"
 
 // Whether rows of one band can see different keys. A group then has a verdict.
 __aicore__ inline bool MayMixVisibility(const AttentionTilingData& tiling) {
@@ -41,23 +42,22 @@ class Finiteness {
   __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t width) {
     width_ = static_cast<int32_t>(width);
     columns_ = (width + kRepeatLanes - 1) / kRepeatLanes;
-    zeros_ = NewBuffer<float>(pipe, 2 * columns_ * kRepeatLanes);
-    pipe->InitBuffer(verdict_out_, 1, kGranuleBytes);
-    products_ = zeros_[columns_ * kRepeatLanes];
+    zeros_ = NewBuffer<float>(pipe, columns_ * kRepeatLanes);
     AscendC::Duplicate(zeros_, 0.0f, static_cast<int32_t>(columns_ * kRepeatLanes));
     Barrier();
   }
 
-  // Looks at a row's sums; Keep comes after the next barrier.
+  // Looks at a row's sums. A barrier lies between two looks.
   __aicore__ inline void Look(const Float& sums) {
     // 0 * x is 0 or, for an x that isn't finite, NaN, which stays in every sum.
-    AscendC::Muls(products_, sums, 0.0f, width_);
+    AscendC::Axpy(zeros_, sums, 0.0f, width_);
   }
-  __aicore__ inline void Keep() { AscendC::Add(zeros_, zeros_, products_, width_); }
 
-  // Writes the verdict: 0, or NaN.
-  __aicore__ inline void Tell(const AscendC::GlobalTensor<float>& to) {
-    Float verdict = verdict_out_.AllocTensor<float>();
+  // Writes the verdict, 0 or NaN, through a buffer of `parts`.
+  template <typename T>
+  __aicore__ inline void Tell(const AscendC::GlobalTensor<float>& to, PartRing<T>& parts) {
+    const AscendC::LocalTensor<T> part = parts.template AllocTensor<T>();
+    const Float verdict = part.template ReinterpretCast<float>();
     AscendC::Duplicate(verdict, 0.0f, kGranule);
     Barrier();
     for (int64_t c = 1; c < columns_; ++c) {
@@ -65,16 +65,14 @@ class Finiteness {
       Barrier();
     }
     AscendC::WholeReduceSum(verdict, zeros_, kRepeatLanes, 1, 1, 1, kGranule);
-    verdict_out_.EnQue(verdict);
-    verdict = verdict_out_.DeQue<float>();
+    parts.EnQue(part);
+    parts.template DeQue<T>();
     CopyRowsOut(to, verdict, 1, kGranule, kGranule);
-    verdict_out_.FreeTensor(verdict);
+    parts.FreeTensor(part);
   }
 
  private:
-  AscendC::TQue<AscendC::TPosition::VECOUT, 1> verdict_out_;
   Float zeros_;  // sums of products with 0
-  Float products_;
   int32_t width_;
   int64_t columns_;  // of 64 lanes
 };

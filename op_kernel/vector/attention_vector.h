@@ -16,7 +16,10 @@
 #include "attention/visible.h"
 #include "attention/work_units.h"
 #include "attention_tiling_data.h"
+#include "common/int8_rows.h"
 #include "kernel_operator.h"
+#include "vector/tile_scales.h"
+#include "vector/tree_mask.h"
 
 // Keys whose weighted values are kept apart before they are added up pairwise.
 constexpr int64_t kSumRows = 16;
@@ -32,7 +35,8 @@ struct TileStep {
   bool closes_piece;
 };
 
-template <typename T>
+// T is an element of query and output, C one of the caches: the same, or int8.
+template <typename T, typename C>
 class AttentionVector {
  public:
   __aicore__ inline void Init(const AttentionTensors& tensors, const AttentionTilingData& tiling,
@@ -41,13 +45,19 @@ class AttentionVector {
     key_dim_ = tiling.key.head_dim;
     value_dim_ = tiling.value.head_dim;
     query_.SetGlobalBuffer((__gm__ T*)tensors.query);
-    key_cache_.SetGlobalBuffer((__gm__ T*)tensors.key_cache);
-    value_cache_.SetGlobalBuffer((__gm__ T*)tensors.value_cache);
+    key_cache_.SetGlobalBuffer((__gm__ C*)tensors.key_cache);
+    value_cache_.SetGlobalBuffer((__gm__ C*)tensors.value_cache);
     if (tiling.has_alibi_slopes != 0) {
       alibi_slopes_.SetGlobalBuffer((__gm__ float*)tensors.alibi_slopes);
     }
     InitBuffers(pipe);
-    row_output_.Init(tensors, tiling, pipe, &output_out_, tiling.max_rows, tiling.max_rows);
+    tree_mask_.Init(tiling, tensors.tree_mask, pipe);
+    if constexpr (kHasScales) {
+      first_lanes_.Init(pipe);
+      key_scales_.Init(tiling, tiling.key_scale, tensors.key_scale, first_lanes_, pipe);
+      value_scales_.Init(tiling, tiling.value_scale, tensors.value_scale, first_lanes_, pipe);
+    }
+    row_output_.Init(tensors, tiling, pipe, &output_out_, tiling.max_rows);
     piece_states_.Init(tiling, tensors.workspace, pipe, tiling.max_rows);
     sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
     tables_.Init(tiling, tensors.block_tables);
@@ -79,30 +89,40 @@ class AttentionVector {
   }
 
  private:
+  static constexpr bool kHasScales = sizeof(C) == 1;
+
   // op_host's UB budget counts these buffers and those of row_output_ and piece_states_:
   // attention_tiling.cpp, attention_ub_bytes.
   __aicore__ inline void InitBuffers(AscendC::TPipe* pipe) {
     const int64_t tile = tiling_->tile;
     const int64_t rows = tiling_->max_rows;
     pipe->InitBuffer(query_in_, 2, rows * key_dim_ * sizeof(T));
-    pipe->InitBuffer(key_in_, 2, tile * key_dim_ * sizeof(T));
-    pipe->InitBuffer(value_in_, 2, tile * value_dim_ * sizeof(T));
+    scales_at_ = tile * UbPitch<C>(key_dim_);
+    tree_at_ = scales_at_ + (kHasScales ? 2 * TileScales::BytesIn(tile) / sizeof(C) : 0);
+    const int64_t tree_bytes = tiling_->tree_columns != 0 ? TreeMaskBits::kBytesIn : 0;
+    pipe->InitBuffer(key_in_, 2, tree_at_ * sizeof(C) + tree_bytes);
+    if (tiling_->values_are_keys == 0) {
+      pipe->InitBuffer(value_in_, 2, tile * UbPitch<C>(value_dim_) * sizeof(C));
+    }
     pipe->InitBuffer(output_out_, 1, rows * value_dim_ * sizeof(T));
     queries_ = NewBuffer<float>(pipe, rows * key_dim_);
-    if (sizeof(T) != sizeof(float)) {
+    if (sizeof(C) != sizeof(float)) {
       wide_ = NewBuffer<float>(pipe, tile * Larger(key_dim_, value_dim_));
     }
-    products_ = NewBuffer<float>(pipe, Larger(tile * kRepeatLanes, kSumRows * value_dim_));
+    num_products_ = Larger(tile * kRepeatLanes, kSumRows * Smaller(value_dim_, kSumColumns));
+    products_ = NewBuffer<float>(pipe, num_products_);
     scores_ = NewBuffer<float>(pipe, 2 * rows * kRepeatLanes);
     // The other half of the buffer: more than enough, rows being 8 at least.
     distances_ = scores_[rows * kRepeatLanes];
     cap_granule_ = distances_[kRepeatLanes];
     slopes_ = cap_granule_[kGranule];
     weights_ = NewBuffer<float>(pipe, kRepeatLanes * kGranule);
-    const Float acc = NewBuffer<float>(pipe, 2 * rows * value_dim_);
+    // Where states go through the workspace, none of a piece is left when rows are folded.
+    const int64_t totals = tiling_->split != 0 ? 0 : rows;
+    const Float acc = NewBuffer<float>(pipe, (rows + totals) * value_dim_);
     const Float lanes = NewBuffer<float>(pipe, kNumLaneBuffers * kMaxRows);
     piece_ = {lanes, lanes[kMaxRows], acc};
-    total_ = {lanes[2 * kMaxRows], lanes[3 * kMaxRows], acc[rows * value_dim_]};
+    total_ = {lanes[2 * kMaxRows], lanes[3 * kMaxRows], acc[totals * value_dim_]};
     scratch_ = {lanes[4 * kMaxRows], lanes[5 * kMaxRows], lanes[6 * kMaxRows],
                 NewBuffer<float>(pipe, rows * kGranule)};
     tile_lanes_ = lanes[7 * kMaxRows];
@@ -136,8 +156,8 @@ class AttentionVector {
     step.seen = Within(unit_.keys, step.begin, tiling_->tile);
     step.opens_unit = opens_unit;
     step.closes_unit = next_begin_ >= unit_.keys.last;
-    step.opens_piece = opens_unit || step.begin % kVectorPiece == 0;
-    step.closes_piece = step.closes_unit || next_begin_ % kVectorPiece == 0;
+    step.opens_piece = opens_unit || step.begin % kPiece == 0;
+    step.closes_piece = step.closes_unit || next_begin_ % kPiece == 0;
     return true;
   }
 
@@ -150,23 +170,43 @@ class AttentionVector {
     if (step.seen.first == step.seen.last) {
       return;
     }
-    AscendC::LocalTensor<T> keys = key_in_.template AllocTensor<T>();
+    AscendC::LocalTensor<C> keys = key_in_.template AllocTensor<C>();
     CopyTileIn(keys, key_cache_, tiling_->key, step);
+    if constexpr (kHasScales) {
+      key_scales_.Load(ScalesIn(keys, 0), tables_, step.unit, step.begin, step.seen);
+      value_scales_.Load(ScalesIn(keys, 1), tables_, step.unit, step.begin, step.seen);
+    }
+    tree_mask_.Load(TreeIn(keys), step.unit, step.begin, step.seen);
     key_in_.EnQue(keys);
-    AscendC::LocalTensor<T> values = value_in_.template AllocTensor<T>();
-    CopyTileIn(values, value_cache_, tiling_->value, step);
-    value_in_.EnQue(values);
+    if (tiling_->values_are_keys == 0) {
+      AscendC::LocalTensor<C> values = value_in_.template AllocTensor<C>();
+      CopyTileIn(values, value_cache_, tiling_->value, step);
+      value_in_.EnQue(values);
+    }
+  }
+
+  // What comes in behind the keys of a tile: scales of keys (0) and of values (1), and its part of
+  // the tree mask.
+  __aicore__ inline Float ScalesIn(const AscendC::LocalTensor<C>& keys, int64_t half) const {
+    const int64_t at = scales_at_ + half * TileScales::BytesIn(tiling_->tile) / sizeof(C);
+    return keys[at].template ReinterpretCast<float>();
+  }
+
+  __aicore__ inline AscendC::LocalTensor<uint8_t> TreeIn(
+      const AscendC::LocalTensor<C>& keys) const {
+    return keys[tree_at_].template ReinterpretCast<uint8_t>();
   }
 
   // Copies the keys (or values) of a tile that some row sees; those of a block are one copy.
-  __aicore__ inline void CopyTileIn(const AscendC::LocalTensor<T>& to,
-                                    const AscendC::GlobalTensor<T>& cache,
+  __aicore__ inline void CopyTileIn(const AscendC::LocalTensor<C>& to,
+                                    const AscendC::GlobalTensor<C>& cache,
                                     const CacheLayout& layout, const TileStep& step) const {
     for (int64_t k = step.seen.first; k < step.seen.last;) {
       const int64_t key = step.begin + k;
       const int64_t count = Smaller(tables_.CountFrom(key), step.seen.last - k);
       const int64_t at = tables_.Find(layout, step.unit.index, step.unit.kv_head, key);
-      CopyRowsIn(to[k * layout.head_dim], cache[at], count, layout.head_dim, layout.token_stride);
+      CopyRowsIn(to[k * UbPitch<C>(layout.head_dim)], cache[at], count, layout.head_dim,
+                 layout.token_stride);
       k += count;
     }
   }
@@ -184,16 +224,37 @@ class AttentionVector {
     query_in_.EnQue(queries);
   }
 
-  // float32 of `count` elements, in a buffer that the next call overwrites.
-  __aicore__ inline Float Widened(const AscendC::LocalTensor<T>& from, int64_t at, int64_t count) {
-    if constexpr (sizeof(T) == sizeof(float)) {
+  // The keys (or values) `seen` of a tile as float32, without their scales, in a buffer that the
+  // next call overwrites.
+  __aicore__ inline Float Widened(const AscendC::LocalTensor<C>& from, const Range& seen,
+                                  int64_t width) {
+    if constexpr (sizeof(C) == sizeof(float)) {
       return from;
+    } else if constexpr (kHasScales) {
+      const int64_t at_once = num_products_ * sizeof(float) / (width * sizeof(half));
+      for (int64_t k = seen.first; k < seen.last; k += at_once) {
+        WidenInt8(from, k, Smaller(at_once, seen.last - k), width);
+      }
+      return wide_;
     } else {
+      const int64_t at = seen.first * width;
       AscendC::Cast(wide_[at], from[at], AscendC::RoundMode::CAST_NONE,
-                    static_cast<uint32_t>(count));
+                    static_cast<uint32_t>((seen.last - seen.first) * width));
       Barrier();
       return wide_;
     }
+  }
+
+  // Through halves, which have room where products come later.
+  __aicore__ inline void WidenInt8(const AscendC::LocalTensor<int8_t>& from, int64_t k,
+                                   int64_t count, int64_t width) {
+    const AscendC::LocalTensor<half> halves = products_.template ReinterpretCast<half>();
+    const int64_t pitch = UbPitch<int8_t>(width);
+    RowsToHalf(halves, width, from[k * pitch], pitch, count, width);
+    Barrier();
+    AscendC::Cast(wide_[k * width], halves, AscendC::RoundMode::CAST_NONE,
+                  static_cast<uint32_t>(count * width));
+    Barrier();
   }
 
   // ---- one tile
@@ -206,9 +267,7 @@ class AttentionVector {
       Clear(piece_, step.unit.num_rows, value_dim_);
     }
     if (step.seen.first < step.seen.last) {
-      Score(step);
-      UpdateSoftmax(step);
-      AddValues(step);
+      AttendTile(step);
     }
     if (step.closes_piece) {
       ClosePiece(step);
@@ -217,6 +276,30 @@ class AttentionVector {
       row_output_.Write(step.unit, total_, scratch_);
     }
   }
+
+  __aicore__ inline void AttendTile(const TileStep& step) {
+    AscendC::LocalTensor<C> keys = key_in_.template DeQue<C>();
+    tree_mask_.Take(TreeIn(keys), step.unit, step.begin, step.seen, products_);
+    if constexpr (kHasScales) {
+      key_scales_.Take(ScalesIn(keys, 0), step.seen);
+      value_scales_.Take(ScalesIn(keys, 1), step.seen);
+    }
+    const Float wide_keys = Widened(keys, step.seen, key_dim_);
+    Score(step, wide_keys);
+    if (tiling_->values_are_keys != 0) {
+      UpdateSoftmax(step);
+      AddValues(step, wide_keys, key_dim_);
+      FreeKeys(keys);
+      return;
+    }
+    FreeKeys(keys);
+    UpdateSoftmax(step);
+    AscendC::LocalTensor<C> values = value_in_.template DeQue<C>();
+    AddValues(step, Widened(values, step.seen, value_dim_), value_dim_);
+    value_in_.FreeTensor(values);
+  }
+
+  __aicore__ inline void FreeKeys(AscendC::LocalTensor<C>& keys) { key_in_.FreeTensor(keys); }
 
   // Widens the unit's queries and scales them, so that the scores come out scaled.
   __aicore__ inline void OpenUnit(const Unit& unit) {
@@ -234,6 +317,10 @@ class AttentionVector {
     if (tiling_->has_alibi_slopes != 0) {
       SetSlopes(unit);
     }
+    if constexpr (kHasScales) {
+      key_scales_.OpenUnit(unit);
+      value_scales_.OpenUnit(unit);
+    }
     if (tiling_->split == 0) {
       Clear(total_, unit.num_rows, value_dim_);
     }
@@ -243,20 +330,33 @@ class AttentionVector {
     return Within(KeysOfRow(*tiling_, step.unit, r), step.begin, tiling_->tile);
   }
 
+  // The keys of the tile that row r sees, a bit each.
+  __aicore__ inline uint64_t MaskOfRow(const TileStep& step, int64_t r) const {
+    return MaskOf(SeenByRow(step, r)) & tree_mask_.OfRow(step.unit, r);
+  }
+
+  // scores_[r][k] *= scale[k]
+  __aicore__ inline void ScaleScores(const TileStep& step, const Float& scales) {
+    AscendC::Mul(scores_, scores_, scales, static_cast<uint64_t>(kRepeatLanes),
+                 static_cast<uint8_t>(step.unit.num_rows),
+                 AscendC::BinaryRepeatParams(1, 1, 1, kGranule, kGranule, 0));
+    Barrier();
+  }
+
   // scores_[r][k] for the loaded keys, the others 0; then the options, then -inf where r doesn't
   // see k.
-  __aicore__ inline void Score(const TileStep& step) {
-    AscendC::LocalTensor<T> keys = key_in_.template DeQue<T>();
+  __aicore__ inline void Score(const TileStep& step, const Float& keys) {
     const int64_t count = step.seen.last - step.seen.first;
-    const Float wide =
-        Widened(keys, step.seen.first * key_dim_, count * key_dim_)[step.seen.first * key_dim_];
+    const Float wide = keys[step.seen.first * key_dim_];
     const int32_t all = static_cast<int32_t>(step.unit.num_rows * kRepeatLanes);
     AscendC::Duplicate(scores_, 0.0f, all);
     Barrier();
     for (int64_t r = 0; r < step.unit.num_rows; ++r) {
       ScoreRow(queries_[r * key_dim_], wide, count, scores_[r * kRepeatLanes + step.seen.first]);
     }
-    key_in_.FreeTensor(keys);
+    if constexpr (kHasScales) {
+      ScaleScores(step, key_scales_.Lanes());
+    }
     if (tiling_->softcap > 0.0f) {
       CapScores(scores_, all, cap_granule_, tiling_->softcap);
     }
@@ -304,7 +404,7 @@ class AttentionVector {
   }
 
   __aicore__ inline void HideScores(const TileStep& step, int64_t r) {
-    const uint64_t hidden = ~MaskOf(SeenByRow(step, r));
+    const uint64_t hidden = ~MaskOfRow(step, r);
     if (hidden == 0) {
       return;
     }
@@ -340,45 +440,87 @@ class AttentionVector {
     Barrier();
   }
 
-  __aicore__ inline void AddValues(const TileStep& step) {
-    AscendC::LocalTensor<T> values = value_in_.template DeQue<T>();
-    const int64_t count = step.seen.last - step.seen.first;
-    const Float wide = Widened(values, step.seen.first * value_dim_, count * value_dim_);
+  // `values` are floats, `pitch` from one to the next.
+  __aicore__ inline void AddValues(const TileStep& step, const Float& values, int64_t pitch) {
+    if constexpr (kHasScales) {
+      ScaleScores(step, value_scales_.Lanes());
+    }
     for (int64_t r = 0; r < step.unit.num_rows; ++r) {
       const Range seen = SeenByRow(step, r);
       if (seen.first < seen.last) {
-        AddValuesOfRow(wide, seen, r);
+        AddValuesOfRow(values, pitch, seen, MaskOfRow(step, r), r);
       }
     }
-    value_in_.FreeTensor(values);
   }
 
-  // acc[r] += sum over the keys that r sees of weight * value. Only those are multiplied: the
-  // value of a key that r doesn't see may be NaN. Keys k, k + 16, k + 32, ... share a partial sum;
-  // the 16 partial sums are added pairwise, always in this order.
-  __aicore__ inline void AddValuesOfRow(const Float& values, const Range& seen, int64_t r) {
+  // acc[r] += sum over the keys that r sees of weight * value.
+  __aicore__ inline void AddValuesOfRow(const Float& values, int64_t pitch, const Range& seen,
+                                        uint64_t mask, int64_t r) {
     const AscendC::BrcbRepeatParams dense(1, kGranule);
     AscendC::Brcb(weights_, scores_[r * kRepeatLanes],
                   static_cast<uint8_t>(kRepeatLanes / kGranule), dense);
-    AscendC::Duplicate(products_, 0.0f, static_cast<int32_t>(kSumRows * value_dim_));
+    for (int64_t c = 0; c < value_dim_; c += kSumColumns) {
+      const int64_t width = Smaller(value_dim_ - c, kSumColumns);
+      SumValues(values[c], pitch, seen, mask, width);
+      const Float acc = piece_.acc[r * value_dim_ + c];
+      AscendC::Add(acc, acc, products_, static_cast<int32_t>(width));
+      Barrier();
+    }
+  }
+
+  // The first of products_: some columns of the weighted sum of values. Only values of keys that
+  // the row sees are multiplied: others may be NaN. Keys k, k + 16, k + 32, ... share a partial
+  // sum; the 16 partial sums are added pairwise, always in this order.
+  __aicore__ inline void SumValues(const Float& values, int64_t pitch, const Range& seen,
+                                   uint64_t mask, int64_t width) {
+    AscendC::Duplicate(products_, 0.0f, static_cast<int32_t>(kSumRows * width));
     Barrier();
     for (int64_t begin = 0; begin < tiling_->tile; begin += kSumRows) {
       const int64_t first = Larger(seen.first, begin);
       const int64_t last = Smaller(seen.last, begin + kSumRows);
       if (first < last) {
-        AddScaledRows(products_[(first - begin) * value_dim_], values[first * value_dim_],
-                      weights_[first * kGranule], last - first, value_dim_);
+        AddSeenValues(values, pitch, {first, last}, mask, begin, width);
         Barrier();
       }
     }
     for (int64_t half = kSumRows / 2; half > 0; half /= 2) {
-      AscendC::Add(products_, products_, products_[half * value_dim_],
-                   static_cast<int32_t>(half * value_dim_));
+      AscendC::Add(products_, products_, products_[half * width],
+                   static_cast<int32_t>(half * width));
       Barrier();
     }
-    const Float acc = piece_.acc[r * value_dim_];
-    AscendC::Add(acc, acc, products_, static_cast<int32_t>(value_dim_));
-    Barrier();
+  }
+
+  // The values of the keys among `keys` that are in the mask, each to its partial sum.
+  __aicore__ inline void AddSeenValues(const Float& values, int64_t pitch, const Range& keys,
+                                       uint64_t mask, int64_t begin, int64_t width) {
+    int64_t first = keys.first;
+    while (first < keys.last) {
+      if ((mask >> first & 1) == 0) {
+        ++first;
+        continue;
+      }
+      int64_t last = keys.last;
+      if ((MaskOf({first, last}) & ~mask) != 0) {
+        last = first + 1;
+        while ((mask >> last & 1) != 0) {
+          ++last;
+        }
+      }
+      AddWeighted(products_[(first - begin) * width], values[first * pitch],
+                  weights_[first * kGranule], last - first, width, pitch);
+      first = last;
+    }
+  }
+
+  // sums[k] += values[k] * weights[k]
+  __aicore__ inline void AddWeighted(const Float& sums, const Float& values, const Float& weights,
+                                     int64_t count, int64_t width, int64_t pitch) {
+    const AscendC::BinaryRepeatParams params(1, 1, 0, static_cast<uint8_t>(width / kGranule),
+                                             static_cast<uint8_t>(pitch / kGranule), 1);
+    for (int64_t c = 0; c < width; c += kRepeatLanes) {
+      AscendC::MulAddDst(sums[c], values[c], weights, ColumnMask(width, c),
+                         static_cast<uint8_t>(count), params);
+    }
   }
 
   // ---- pieces
@@ -396,18 +538,25 @@ class AttentionVector {
   const AttentionTilingData* tiling_;
   int64_t key_dim_;
   int64_t value_dim_;
+  int64_t num_products_;
+  int64_t scales_at_;  // in a buffer of key_in_, in elements
+  int64_t tree_at_;
   Sequences sequences_;
   BlockTables tables_;
   WorkUnits units_;
   RowOutput<T> row_output_;
   PieceStates piece_states_;
+  TreeMaskBits tree_mask_;
+  FirstLanes first_lanes_;
+  TileScales key_scales_;
+  TileScales value_scales_;
   Unit unit_;
   bool has_unit_;
   int64_t next_begin_;
 
   AscendC::GlobalTensor<T> query_;
-  AscendC::GlobalTensor<T> key_cache_;
-  AscendC::GlobalTensor<T> value_cache_;
+  AscendC::GlobalTensor<C> key_cache_;
+  AscendC::GlobalTensor<C> value_cache_;
   AscendC::GlobalTensor<float> alibi_slopes_;
 
   AscendC::TQue<AscendC::TPosition::VECIN, 2> query_in_;

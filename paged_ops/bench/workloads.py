@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +15,10 @@ HEAD_DIM = 128
 
 @dataclass(frozen=True)
 class Workload:
-    """One attention call: who asks, over how much, in which dtype."""
+    """One attention call: who asks, over how much, in which dtype.
+
+    The first `num_shared` tokens are in blocks that all sequences share.
+    """
 
     name: str
     description: str
@@ -24,11 +27,13 @@ class Workload:
     num_heads: int = 32
     num_kv_heads: int = 8
     dtype: torch.dtype = torch.bfloat16
+    num_shared: int = 0
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V that the call must read once."""
-        return 2 * sum(self.seq_lens) * self.num_kv_heads * HEAD_DIM * self.dtype.itemsize
+        num_tokens = sum(self.seq_lens) - (len(self.seq_lens) - 1) * self.num_shared
+        return 2 * num_tokens * self.num_kv_heads * HEAD_DIM * self.dtype.itemsize
 
     @property
     def flops(self) -> int:
@@ -70,6 +75,10 @@ WORKLOADS = (
     _decode("D2", "batch 16 x 2048", _LENS),
     _decode("D3", "1 x 32768", (32768,)),
     _decode("D4", "batch 64, ragged", _ragged_lengths(64)),
+    replace(
+        _decode("S1", "32 sequences, 4096 tokens shared and 128 of their own", (4224,) * 32),
+        num_shared=4096,
+    ),
     Workload("P1-bf16", "prefill, 1 x 2048, 32/32 heads", (2048,), (2048,), 32, 32),
     Workload("P1-fp32", "prefill, 1 x 2048, 32/32 heads", (2048,), (2048,), 32, 32, torch.float32),
     Workload("P2", "chunk of 512 on 4096, 32/8 heads", (4608,), (512,)),
@@ -123,20 +132,26 @@ class Inputs:
         return torch.cat(slots)
 
 
-def scattered_tables(seq_lens: tuple[int, ...], block_size: int) -> Tensor:
-    """Return block tables that use every block of a pool once, in random order; -1 is no block."""
-    blocks = [-(-length // block_size) for length in seq_lens]
-    order = torch.randperm(sum(blocks)).to(torch.int32)
-    tables = torch.full((len(blocks), max(blocks)), -1, dtype=torch.int32)
-    for row, ids in zip(tables, order.split(blocks), strict=True):
-        row[: len(ids)] = ids
+def scattered_tables(seq_lens: tuple[int, ...], block_size: int, num_shared: int = 0) -> Tensor:
+    """Return block tables that use every block of a pool, in random order; -1 is no block.
+
+    Each block has one place in them, but for those of the first `num_shared` tokens, which all
+    sequences begin with.
+    """
+    assert num_shared % block_size == 0, (num_shared, block_size)
+    prefix = num_shared // block_size
+    own = [-(-length // block_size) - prefix for length in seq_lens]
+    shared, *each = torch.randperm(prefix + sum(own)).to(torch.int32).split([prefix, *own])
+    tables = torch.full((len(own), prefix + max(own)), -1, dtype=torch.int32)
+    for row, ids in zip(tables, each, strict=True):
+        row[: prefix + len(ids)] = torch.cat([shared, ids])
     return tables
 
 
 def make_inputs(workload: Workload, block_size: int) -> Inputs:
     """Return random tensors, the blocks of each sequence scattered over a pool as users have it."""
-    tables = scattered_tables(workload.seq_lens, block_size)
-    num_blocks = int((tables >= 0).sum())
+    tables = scattered_tables(workload.seq_lens, block_size, workload.num_shared)
+    num_blocks = int(tables.max()) + 1
     pool = PagedKVCache(
         1, num_blocks, block_size, workload.num_kv_heads, HEAD_DIM, dtype=workload.dtype
     )

@@ -17,9 +17,8 @@ namespace paged {
 struct Backend {
   const char* name;  // in messages
 
-  // Limits: a call beyond them is refused.
-  bool takes_quantised;
-  bool takes_tree_mask;
+  // A limit: a call beyond it is refused.
+  bool takes_float8;
 
   // Whether the values of lengths, tables, slots and mappings are checked on the host before a call
   // is run. If not, the functions below get empty ones, and nothing waits for the device.
@@ -28,14 +27,13 @@ struct Backend {
   // Calls an op of torch's that is in place and changes nothing: it counts a version of `written`.
   void (*touch)(const Tensor& written);
 
-  // Null: the device has no kernel for that op.
   void (*attention)(const Checks& checks, const AttentionInputs& in, const AttentionShape& shape,
                     const AttentionValues& values);
   void (*write_kv)(const Checks& checks, const WriteKvInputs& in, const WriteKvShape& shape,
                    const std::vector<int64_t>& slots);
   void (*copy_blocks)(const Checks& checks, const CopyBlocksInputs& in,
                       const CopyBlocksShape& shape, const std::vector<int64_t>& pairs);
-  void (*gather_kv)(const GatherKvParams& params);
+  void (*gather_kv)(const Checks& checks, const GatherKvInputs& in, const GatherKvParams& params);
   void (*merge_states)(const Checks& checks, const MergeStatesInputs& in,
                        const MergeStatesParams& params);
 };

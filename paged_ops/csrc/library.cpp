@@ -28,10 +28,10 @@ const Backend& backend_of(const Checks& checks, const Argument& first) {
 
 void check_limits(const Checks& checks, const Backend& backend, const Argument& key_cache,
                   const Pool& pool) {
-  if (backend.takes_quantised || !is_quantised(pool.dtype)) return;
+  if (backend.takes_float8 || !is_quantised(pool.dtype) || pool.dtype == Dtype::kInt8) return;
   checks.refuse("key_cache is ", dtype_name(key_cache.dtype), " on an ", backend.name,
-                ", expected torch.float32, torch.float16 or torch.bfloat16: only the CPU has "
-                "kernels for quantised caches");
+                ", expected torch.float32, torch.float16, torch.bfloat16 or torch.int8: a 910B has "
+                "no float8");
 }
 
 // The argument itself, or a copy, where the host can read its values.
@@ -108,10 +108,6 @@ void run_attention(Form form, StableIValue* stack, uint64_t num_inputs) {
   const Backend& backend = backend_of(checks, in.query);
   AttentionShape shape = check_attention_shapes(checks, in);
   check_limits(checks, backend, in.key_cache, shape.pool);
-  if (in.tree_mask.is_given() && !backend.takes_tree_mask) {
-    checks.refuse("tree_mask is a tensor on an ", backend.name,
-                  ", expected None: only the CPU kernel takes it");
-  }
   AttentionValues values;
   if (backend.reads_values()) {
     const Argument block_tables = on_host(checks, in.block_tables);
@@ -200,22 +196,21 @@ void gather_kv(StableIValue* stack, uint64_t num_inputs, uint64_t) {
   const GatherKvInputs in{arguments};
   arguments.check_end();
   const Backend& backend = backend_of(checks, in.key_cache);
-  if (backend.gather_kv == nullptr) {
-    checks.refuse("key_cache is on an ", backend.name, ", expected a CPU tensor: no ", backend.name,
-                  " kernel gathers");
-  }
-  const GatherKvShape shape = check_gather_kv_shapes(checks, in);
+  GatherKvShape shape = check_gather_kv_shapes(checks, in);
+  check_limits(checks, backend, in.key_cache, shape.pool);
   const Argument block_tables = on_host(checks, in.block_tables);
   const std::vector<int32_t> lengths =
       check_gather_kv_values(checks, in, shape, block_tables, on_host(checks, in.seq_lens));
   const int64_t num_tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  shape.num_tokens = num_tokens;
   const Pool& pool = shape.pool;
   const ScalarType dtype = is_quantised(pool.dtype) ? ScalarType::Float : in.key_cache.dtype;
   const Tensor key =
       new_rows(in.key_cache, num_tokens, pool.num_kv_heads, pool.key.head_dim, dtype);
   const Tensor value =
       new_rows(in.key_cache, num_tokens, pool.num_kv_heads, pool.value.head_dim, dtype);
-  backend.gather_kv({shape, lengths.data(), rows_of_new(key, pool.num_kv_heads, pool.key.head_dim),
+  backend.gather_kv(checks, in,
+                    {shape, lengths.data(), rows_of_new(key, pool.num_kv_heads, pool.key.head_dim),
                      rows_of_new(value, pool.num_kv_heads, pool.value.head_dim)});
   stack[0] = from(key);
   stack[1] = from(value);
@@ -259,7 +254,10 @@ STABLE_TORCH_LIBRARY(paged, m) {
       "SymInt? num_tokens=None, Tensor? key_scale=None, Tensor? value_scale=None) "
       "-> (Tensor key, Tensor value)");
   m.def("_cpu_isa() -> str");
-  m.def("_npu_attention_kernel(str dtype, int head_dim, int head_dim_v) -> str");
+  m.def("_npu_echo_arguments(Tensor(a!) answers, int word) -> int");
+  m.def(
+      "_npu_attention_kernel(str dtype, str cache_dtype, int head_dim, int head_dim_v, bool "
+      "tree_mask) -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(paged, CPU, m) { paged::register_kernels(m); }

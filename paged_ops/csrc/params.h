@@ -103,6 +103,7 @@ struct TreeMask {
   const uint8_t* data;  // 0: not seen. Null: no mask
   int64_t token_stride;
   int64_t column_stride;
+  int64_t num_columns;
 
   PAGED_INLINE bool at(int64_t token, int64_t column) const {
     return data[token * token_stride + column * column_stride] != 0;
@@ -187,7 +188,9 @@ struct GatherKvShape {
   Dtype dtype;  // of key and value: float32 where the pool is quantised
   Pool pool;
   BlockTables block_tables;
+  int64_t max_blocks_per_seq;
   int64_t batch;
+  int64_t num_tokens;  // of the result, the sum of seq_lens: 0 until they have been read
 };
 
 struct GatherKvParams : GatherKvShape {

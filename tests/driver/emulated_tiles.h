@@ -2,8 +2,8 @@
 // intrinsics that cpu/attention/amx.h uses, and a dispatcher that finds the unit. Included ahead of
 // a unit.
 //
-// A tile is 16 rows of 64 bytes, as TileSession configures it. The order of a sum's additions is
-// that of the manual: depth first, the pairs of a unit one after the other.
+// A tile has the rows and bytes that it was configured with. The order of a sum's additions is that
+// of the manual: depth first, the pairs of a unit one after the other.
 #pragma once
 
 #include <cpuid.h>
@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 namespace emulated_tiles {
@@ -21,7 +22,16 @@ constexpr int kTiles = 8;
 constexpr int kRows = 16;
 constexpr int kUnits = 16;
 
+// As ldtilecfg reads it.
+struct Config {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+};
+static_assert(sizeof(Config) == 64);
+
 // Each unit of the library has tiles of its own, which is enough: none leaves anything in them.
+thread_local Config config;
 thread_local uint32_t tiles[kTiles][kRows][kUnits];
 
 inline float as_float(uint32_t bits) {
@@ -30,23 +40,47 @@ inline float as_float(uint32_t bits) {
   return value;
 }
 
+// What the processor would refuse.
+inline void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+inline void configure(const void* from) {
+  std::memcpy(&config, from, sizeof(config));
+  require(config.palette == 1);
+  std::memset(tiles, 0, sizeof(tiles));
+}
+
+inline void release() { config = {}; }
+
+inline void zero(int tile) {
+  require(config.rows[tile] > 0);
+  std::memset(tiles[tile], 0, sizeof(tiles[tile]));
+}
+
 inline void load(int tile, const void* from, int64_t stride) {
-  for (int row = 0; row < kRows; ++row) {
-    std::memcpy(tiles[tile][row], static_cast<const char*>(from) + row * stride, kUnits * 4);
+  zero(tile);
+  for (int row = 0; row < config.rows[tile]; ++row) {
+    std::memcpy(tiles[tile][row], static_cast<const char*>(from) + row * stride,
+                config.row_bytes[tile]);
   }
 }
 
 inline void store(int tile, void* to, int64_t stride) {
-  for (int row = 0; row < kRows; ++row) {
-    std::memcpy(static_cast<char*>(to) + row * stride, tiles[tile][row], kUnits * 4);
+  require(config.rows[tile] > 0);
+  for (int row = 0; row < config.rows[tile]; ++row) {
+    std::memcpy(static_cast<char*>(to) + row * stride, tiles[tile][row], config.row_bytes[tile]);
   }
 }
 
 inline void multiply(int c, int a, int b) {
-  for (int row = 0; row < kRows; ++row) {
-    for (int column = 0; column < kUnits; ++column) {
+  require(config.rows[c] == config.rows[a] && config.rows[c] > 0);
+  require(config.row_bytes[c] == config.row_bytes[b]);
+  require(config.row_bytes[a] == 4 * config.rows[b]);
+  for (int row = 0; row < config.rows[c]; ++row) {
+    for (int column = 0; column < config.row_bytes[c] / 4; ++column) {
       float sum = as_float(tiles[c][row][column]);
-      for (int k = 0; k < kUnits; ++k) {
+      for (int k = 0; k < config.rows[b]; ++k) {
         const uint32_t left = tiles[a][row][k], right = tiles[b][k][column];
         sum += as_float(left << 16) * as_float(right << 16);
         sum += as_float(left & 0xffff0000u) * as_float(right & 0xffff0000u);
@@ -77,13 +111,16 @@ long system_call(long number, Arguments... arguments) {
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
-#define _tile_zero(tile) \
-  std::memset(emulated_tiles::tiles[tile], 0, sizeof(emulated_tiles::tiles[0]))
+#define _tile_loadconfig(from) emulated_tiles::configure(from)
+#define _tile_storeconfig(to) std::memcpy(to, &emulated_tiles::config, 64)
+#define _tile_release() emulated_tiles::release()
+#define _tile_zero(tile) emulated_tiles::zero(tile)
 #define _tile_loadd(tile, from, stride) emulated_tiles::load(tile, from, stride)
+#define PAGED_TILE_AT(instruction, tile, base, offset) \
+  emulated_tiles::load(tile, reinterpret_cast<const char*>(base) + (offset), 64)
+#define PAGED_STORE_TILE_AT(tile, base, offset) \
+  emulated_tiles::store(tile, reinterpret_cast<char*>(base) + (offset), 64)
 #define _tile_stored(tile, to, stride) emulated_tiles::store(tile, to, stride)
 #define _tile_dpbf16ps(c, a, b) emulated_tiles::multiply(c, a, b)
 #define __get_cpuid_count(...) emulated_tiles::get_cpuid_count(__VA_ARGS__)
 #define syscall(...) emulated_tiles::system_call(__VA_ARGS__)
-
-// The instructions of TileSession, which configures what isn't there.
-asm(".macro sttilecfg to\n.endm\n.macro ldtilecfg from\n.endm\n.macro tilerelease\n.endm\n");

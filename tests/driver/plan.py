@@ -29,6 +29,8 @@ class Call:
     head_dim_v: int = 128
     causal: bool = True
     sliding_window: int = 0
+    most_rows: int = 1024
+    piece_keys: int = 512
 
     @property
     def group_size(self) -> int:
@@ -89,6 +91,8 @@ class _Call(ctypes.Structure):
                 "head_dim_v",
                 "causal",
                 "sliding_window",
+                "most_rows",
+                "piece_keys",
                 "batch",
             )
         ],
@@ -112,6 +116,8 @@ def plan(call: Call, max_threads: int) -> Plan:
         call.head_dim_v,
         call.causal,
         call.sliding_window,
+        call.most_rows,
+        call.piece_keys,
         len(call.seq_lens),
         _int32(call.seq_lens),
         _int32([0, *accumulate(call.query_lens)]),

@@ -10,6 +10,8 @@ struct Call {
   int64_t head_dim_v;
   int64_t causal;
   int64_t sliding_window;
+  int64_t most_rows;
+  int64_t piece_keys;
   int64_t batch;
   const int32_t* seq_lens;
   const int32_t* query_start_loc;
@@ -55,7 +57,7 @@ paged::AttentionParams params_of(const Call& call) {
 extern "C" Summary plan_attention(const Call* call, int64_t max_threads, Task* tasks,
                                   int64_t capacity) {
   paged::cpu::Plan plan;
-  plan.make(params_of(*call), max_threads);
+  plan.make(params_of(*call), {call->most_rows, call->piece_keys}, max_threads);
   const auto num_tasks = static_cast<int64_t>(plan.tasks().size());
   for (int64_t i = 0; i < num_tasks && i < capacity; ++i) {
     const auto& [span, pieces, split] = plan.tasks()[i];

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.driver.plan import Call, Plan, Task, plan
 
-PIECE, BLOCK_ROWS, MOST_ROWS = 512, 32, 1024
+BLOCK_ROWS = 32
+SEGMENTS = {"most_rows": 2048, "piece_keys": 2048}
 THREADS = (1, 2, 3, 8, 64)
 
 BALANCED = {
@@ -24,6 +25,8 @@ BALANCED = {
     "one long sequence among short ones": Call((60_000, *[500] * 30), (1,) * 31),
     "prefill beside decode": Call((4096, *[3000] * 16), (4096, *[1] * 16)),
     "a sliding window": Call((30_000,), (30_000,), sliding_window=1000),
+    "one long prefill, by segments": Call((8192,), (8192,), **SEGMENTS),
+    "a long sequence, decode by segments": Call((300_000,), (1,), num_kv_heads=1, **SEGMENTS),
 }
 
 
@@ -41,6 +44,8 @@ def calls(draw: st.DrawFn) -> Call:
         head_dim_v=draw(st.sampled_from([5, 128])),
         causal=draw(st.booleans()),
         sliding_window=draw(st.sampled_from([0, 1, 600])),
+        most_rows=draw(st.sampled_from([256, 1024, 2048])),
+        piece_keys=draw(st.sampled_from([512, 2048])),
     )
 
 
@@ -59,7 +64,8 @@ def pieces_seen(call: Call, sequence: int, row: int, num_rows: int = BLOCK_ROWS)
     """Return the pieces that at least one of some rows sees."""
     last_row = min(row + num_rows, call.query_lens[sequence] * call.group_size) - 1
     begin, end = call.visible(sequence, row).start, call.visible(sequence, last_row).stop
-    return range(begin // PIECE, -(-end // PIECE)) if begin < end else range(0)
+    size = call.piece_keys
+    return range(begin // size, -(-end // size)) if begin < end else range(0)
 
 
 @given(calls())
@@ -94,7 +100,8 @@ def test_each_row_is_written_once_whether_or_not_it_sees_a_key(call: Call, threa
 @given(calls(), st.sampled_from(THREADS))
 def test_blocks_of_rows_stay_whole_and_spans_small(call: Call, threads: int) -> None:
     made = plan(call, threads)
-    assert made.most_rows == max((task.num_rows for task in made.tasks), default=0) <= MOST_ROWS
+    assert made.most_rows == max((task.num_rows for task in made.tasks), default=0)
+    assert made.most_rows <= call.most_rows
     for task in made.tasks:
         assert task.num_rows > 0
         assert task.row_begin % BLOCK_ROWS == 0
@@ -125,8 +132,8 @@ def test_a_split_span_is_cut_between_pieces_with_room_for_the_state_of_each(
 
 
 def state_floats(call: Call, num_rows: int) -> int:
-    """Return a maximum and a sum of each row, whole cache lines of them, and an accumulator."""
-    return 2 * -(-num_rows // 16) * 16 + num_rows * -(-call.head_dim_v // 32) * 32
+    """Return three numbers of each row, whole cache lines of them, and an accumulator."""
+    return 3 * -(-num_rows // 16) * 16 + num_rows * -(-call.head_dim_v // 32) * 32
 
 
 @given(calls(), st.sampled_from(THREADS))
@@ -152,7 +159,7 @@ def test_one_thread_gets_spans_as_large_as_they_may_be() -> None:
 
 def cost(call: Call, task: Task) -> int:
     """Return how many keys the rows of a task see, all told."""
-    low, high = task.piece_begin * PIECE, task.piece_end * PIECE
+    low, high = task.piece_begin * call.piece_keys, task.piece_end * call.piece_keys
     seen = (call.visible(task.sequence, row) for row in task.rows)
     return sum(max(0, min(keys.stop, high) - max(keys.start, low)) for keys in seen)
 
@@ -172,7 +179,7 @@ def test_threads_that_take_tasks_from_the_list_finish_together(call: Call, threa
 def test_the_last_task_of_a_long_sequence_is_an_eighth_of_a_share(threads: int) -> None:
     call = Call((100_000,), (1,), num_kv_heads=1)
     costs = [cost(call, task) for task in plan(call, threads).tasks]
-    assert max(costs) <= sum(costs) / threads / 8 + PIECE * call.num_heads
+    assert max(costs) <= sum(costs) / threads / 8 + call.piece_keys * call.num_heads
 
 
 def test_the_rows_that_see_most_come_first() -> None:

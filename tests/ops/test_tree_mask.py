@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import paged_ops
+from tests.support import strategies
 from tests.support.checks import assert_accurate, same_bits
-from tests.support.quantisation import QUANTISATIONS
 from tests.support.sequences import DTYPES, Placement, Sequences, make_sequences, place, run
 from tests.support.strategies import placements
 from tests.support.trees import tree_mask
@@ -51,7 +51,7 @@ def trees(draw: st.DrawFn) -> Sequences:
         head_dim=draw(st.sampled_from([16, 33, 64])),
         dtype=draw(st.sampled_from(DTYPES)),
         seed=seed,
-        quantisation=draw(st.sampled_from((None,) * 8 + QUANTISATIONS)),
+        quantisation=draw(st.sampled_from((None,) * 8 + strategies.drawn_quantisations)),
         **options,
     )
 

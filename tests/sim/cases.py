@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -94,6 +94,29 @@ def make_case(
         starts,
         options,
     )
+
+
+def _scales_of(rows: Tensor, granularity: str) -> Tensor:
+    """Return scales for rows [..., num_kv_heads, head_dim]; those of NaN rows are NaN."""
+    largest = rows.float().abs().amax(-1) / 127
+    if granularity.startswith("token"):
+        if granularity == "token":  # as PagedKVCache in HND: the tokens of a block are dense
+            return largest.transpose(1, 2).contiguous().transpose(1, 2)
+        return largest
+    by_head = largest.nan_to_num(0.0).amax((0, 1))
+    return by_head if granularity == "head" else by_head.amax()
+
+
+def quantised(case: Case, granularity: str) -> Case:
+    """Return the case over int8 caches; what no row may look at has NaN for a scale, or any int."""
+    scales = [_scales_of(cache, granularity) for cache in (case.key_cache, case.value_cache)]
+    caches = []
+    for cache, scale in zip((case.key_cache, case.value_cache), scales, strict=True):
+        divisor = scale if scale.dim() == 3 else scale.expand(cache.shape[:3])
+        elements = (cache.float() / divisor[..., None]).nan_to_num(99.0).round().clamp(-127, 127)
+        caches.append(elements.to(torch.int8))
+    names = {"key_scale": scales[0], "value_scale": scales[1]}
+    return replace(case, key_cache=caches[0], value_cache=caches[1], options=case.options | names)
 
 
 # Keyword arguments of make_case, by what they look at.

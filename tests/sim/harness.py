@@ -14,13 +14,7 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import hashlib
-import json
-import os
-import subprocess
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -28,139 +22,16 @@ from pathlib import Path
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-INCLUDE = HERE / "ascendc" / "include"
-BUILD = ROOT / "build" / "sim"
-CXX = os.environ.get("CXX", "g++")
+from tests.sim import counting
+from tests.sim.build import HERE, ROOT, CompileError, build_kernel, build_runtime, check_source
+
+__all__ = ["HERE", "ROOT", "CompileError", "Kernel", "build_kernel", "check_source", "launch"]
 
 MAX_CORES = 96
 PIPES = ("S", "V", "MTE2", "MTE3", "MTE1", "M", "FIX")
 
 # Bits of sim_register's `access`.
 _READ, _WRITE, _POISON = 1, 2, 4
-
-# -fno-strict-aliasing: kernels read GM through casted pointers, as the device compiler lets them.
-# -ffp-contract=off: the same bits on every host.
-_COMMON = ("-std=c++17", "-g1", "-fPIC", "-Wall", "-ffp-contract=off")
-_KERNEL_FLAGS = (*_COMMON, "-O1", "-Werror", "-fno-strict-aliasing")
-_RUNTIME_FLAGS = (
-    *_COMMON,
-    "-O2",
-    "-Wextra",
-    "-ftree-vectorize",
-    "-fvect-cost-model=dynamic",
-    "-fno-math-errno",
-)
-_CHECK_FLAGS = ("-fsyntax-only", "-DASCENDC_SIM_NARROW", "-Werror=narrowing")
-
-
-class CompileError(Exception):
-    """A source was refused; the text is what the compiler printed."""
-
-
-def _run(command: Sequence[str | Path]) -> None:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise CompileError(done.stderr)
-
-
-@contextmanager
-def _locked(target: Path) -> Iterator[None]:
-    """Let one process at a time build `target`; others then find it built."""
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with open(target.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _command(target: Path, flags: Sequence[str | Path], source: Path) -> list[str]:
-    parts = (CXX, *flags, "-MMD", "-MF", target.with_suffix(".d"), source, "-o", target)
-    return [str(part) for part in parts]
-
-
-def _is_current(target: Path, flags: Sequence[str | Path], source: Path) -> bool:
-    """Whether `target` was built in this way from files that still have the same contents."""
-    record = target.with_suffix(".json")
-    if not target.exists() or not record.exists():
-        return False
-    built = json.loads(record.read_text())
-    return built["command"] == _command(target, flags, source) and all(
-        Path(path).exists() and _digest(Path(path)) == digest
-        for path, digest in built["inputs"].items()
-    )
-
-
-def _build(target: Path, source: Path, flags: Sequence[str | Path]) -> None:
-    """Compile `source` to `target`, unless that was done before; headers count as inputs too."""
-    if _is_current(target, flags, source):
-        return
-    command = _command(target, flags, source)
-    _run(command)
-    rule = target.with_suffix(".d").read_text().replace("\\\n", " ")
-    inputs = [Path(name) for name in rule.split(":", 1)[1].split()]
-    record = {
-        "command": command,
-        "inputs": {str(path): _digest(path) for path in inputs if path.is_relative_to(ROOT)},
-    }
-    target.with_suffix(".json").write_text(json.dumps(record))
-
-
-@cache
-def build_runtime() -> Path:
-    """Build libascendc_sim.so and return its path."""
-    library = BUILD / "libascendc_sim.so"
-    with _locked(library):
-        sources = sorted((HERE / "ascendc" / "src").glob("*.cpp"))
-        objects = [BUILD / f"{source.stem}.o" for source in sources]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            flags = (*_RUNTIME_FLAGS, "-c")
-            list(pool.map(_build, objects, sources, [flags] * len(sources)))
-        built = [_digest(path) for path in objects]
-        record = library.with_suffix(".json")
-        if not library.exists() or not record.exists() or json.loads(record.read_text()) != built:
-            _run((CXX, "-shared", *objects, "-o", library, "-lpthread"))
-            record.write_text(json.dumps(built))
-    return library
-
-
-def _options(includes: Sequence[Path], defines: Sequence[str]) -> list[str]:
-    return [f"-I{path}" for path in (INCLUDE, *includes)] + [f"-D{name}" for name in defines]
-
-
-def check_source(
-    source: Path, *, includes: Sequence[Path] = (), defines: Sequence[str] = ()
-) -> None:
-    """Let the compiler look at a kernel source with the real, narrow types of all parameters.
-
-    Raises CompileError with the compiler's text: a type that an instruction doesn't have, or a
-    conversion that a device compiler refuses as narrowing.
-    """
-    _run((CXX, *_KERNEL_FLAGS, *_CHECK_FLAGS, *_options(includes, defines), source))
-
-
-def build_kernel(
-    source: Path, *, includes: Sequence[Path] = (), defines: Sequence[str] = ()
-) -> Path:
-    """Compile an unchanged kernel source into a shared library and return its path.
-
-    Raises CompileError with the compiler's text.
-    """
-    runtime = build_runtime()
-    options = _options(includes, defines)
-    name = hashlib.sha256(" ".join([str(source), *options]).encode()).hexdigest()[:12]
-    target = BUILD / f"{source.stem}-{name}.so"
-    link = ("-shared", f"-L{runtime.parent}", "-Wl,--no-as-needed", "-lascendc_sim")
-    flags = [*_KERNEL_FLAGS, *options, *link, "-Wl,-rpath,$ORIGIN"]
-    with _locked(target):
-        if not _is_current(target, flags, source):
-            check_source(source, includes=includes, defines=defines)
-        _build(target, source, flags)
-    return target
 
 
 class _CoreStruct(ctypes.Structure):
@@ -181,7 +52,9 @@ class _CoreStruct(ctypes.Structure):
         ("mmad_steps", ctypes.c_uint64),
         ("vector_instructions", ctypes.c_uint64),
         ("vector_repeats", ctypes.c_uint64),
+        ("bank_conflicts", ctypes.c_uint64),
         ("busy_cycles", ctypes.c_uint64 * len(PIPES)),
+        ("scalar_instructions", ctypes.c_uint64),
         ("total_cycles", ctypes.c_uint64),
     )
 
@@ -227,6 +100,12 @@ def _runtime() -> ctypes.CDLL:
         ctypes.c_int,
     )
     library.sim_unregister.argtypes = (ctypes.c_void_p,)
+    library.sim_scalar.argtypes = (
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_uint64,
+    )
     library.sim_configure.argtypes = (ctypes.c_char_p, ctypes.c_int64)
     return library
 
@@ -234,7 +113,7 @@ def _runtime() -> ctypes.CDLL:
 @contextmanager
 def configured(**settings: int) -> Iterator[None]:
     """Change settings of the device (sim_api.h names them) for the duration of a block."""
-    defaults = {"cores": 48, "ub_reserved": 8192, "max_violations": 100}
+    defaults = {"cores": 48, "ub_reserved": 8192, "max_violations": 100, "clock_mhz": 1800}
     for key, value in settings.items():
         _runtime().sim_configure(key.encode(), value)
     try:
@@ -256,7 +135,10 @@ class Kernel:
         defines: Sequence[str] = (),
     ) -> None:
         _runtime()
+        self.source = source
         self.name = name
+        self.includes = includes
+        self.defines = defines
         library = ctypes.CDLL(str(build_kernel(source, includes=includes, defines=defines)))
         self.entry = ctypes.cast(getattr(library, name), ctypes.c_void_p)
 
@@ -281,7 +163,9 @@ class CoreCounters:
     mmad_steps: int
     vector_instructions: int
     vector_repeats: int
+    bank_conflicts: int
     busy_cycles: dict[str, int]
+    scalar_instructions: int
     total_cycles: int
 
     def busy_share(self, pipe: str) -> float:
@@ -304,7 +188,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Counters:
-    """Counters of a launch: the sums over the cores, each core, and the slowest core's cycles.
+    """Counters of a launch: the sums over the cores, each core, and the cycles of the launch.
+
+    These are its start and the slowest core's.
 
     The cores are the cube cores (AIC), if there are any, then the vector cores (AIV). `traffic` is
     by tensor; parts of a tensor that were named are apart from it.
@@ -322,10 +208,14 @@ class Counters:
 
 @dataclass(frozen=True)
 class Result:
-    """What a launch left: the rules that were broken, one text each, and the counters."""
+    """What a launch left: the rules that were broken, one text each, and the counters.
+
+    `scalar` is what each core's scalar unit does by itself, where that was counted.
+    """
 
     violations: tuple[str, ...]
     counters: Counters
+    scalar: tuple[counting.CoreCount, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -373,24 +263,30 @@ class _GuardedBuffer:
         self.memory = np.full(self.size + 2 * self.ZONE + self.ALIGNMENT, 0xA5, dtype=np.uint8)
         self.first = self.ZONE + -(self.memory.ctypes.data + self.ZONE) % self.ALIGNMENT
         inside = self.memory[self.first : self.first + self.size]
-        if argument.access & _POISON:
-            inside[:] = 0xFF
-        else:
+        self.inside = inside
+        if not argument.access & _POISON:
             inside[:] = np.ascontiguousarray(argument.array).reshape(-1).view(np.uint8)
         self.address = self.memory.ctypes.data + self.first
         self.register(Part(self.name, 0, self.size))
         for part in argument.parts:
             self.register(part)
 
+    def fill(self, value: int) -> None:
+        """Give what the kernel only writes a value at first."""
+        if self.argument.access & _POISON:
+            self.inside[:] = value
+
     def register(self, part: Part) -> None:
         _runtime().sim_register(
             self.address + part.offset, part.size, part.name.encode(), self.argument.access
         )
 
-    def close(self) -> list[str]:
-        """Give the results back and report what was written around them."""
+    def close(self) -> None:
         for offset in [part.offset for part in self.argument.parts] + [0]:
             _runtime().sim_unregister(self.address + offset)
+
+    def results(self) -> list[str]:
+        """Give the results back and report what was written around them."""
         end = self.first + self.size
         if self.argument.access & _WRITE:
             array = self.argument.array
@@ -435,8 +331,60 @@ def _report() -> tuple[str, ...]:
     return tuple(text.value.decode().splitlines())
 
 
-def launch(
+@contextmanager
+def _arguments(
+    args: Sequence[np.ndarray | _Argument | int],
+) -> Iterator[tuple[ctypes.Array[ctypes.c_uint64], list[_GuardedBuffer]]]:
+    """Lay out the arguments of a kernel as words; tensors are registered for so long."""
+    buffers: list[_GuardedBuffer] = []
+    addresses: dict[_Argument, int] = {}
+    words = (ctypes.c_uint64 * max(1, len(args)))()
+    try:
+        for i, arg in enumerate(args):
+            if isinstance(arg, (int, np.integer)):
+                words[i] = int(arg) % 2**64
+                continue
+            argument = arg if isinstance(arg, _Argument) else read(arg)
+            if argument not in addresses:
+                buffers.append(_GuardedBuffer(argument, f"arg{i}"))
+                addresses[argument] = buffers[-1].address
+            words[i] = addresses[argument]
+        yield words, buffers
+    finally:
+        for buffer in buffers:
+            buffer.close()
+
+
+def _count(
+    kernel: Kernel,
+    block_dim: int,
+    words: ctypes.Array[ctypes.c_uint64],
+    buffers: Sequence[_GuardedBuffer],
+) -> tuple[counting.CoreCount, ...]:
+    for buffer in buffers:
+        buffer.fill(0)
+    how = {"includes": kernel.includes, "defines": kernel.defines}
+    return tuple(counting.count(kernel.source, kernel.name, block_dim, words, **how))
+
+
+def count(
     kernel: Kernel, block_dim: int, *args: np.ndarray | _Argument | int, seed: int = 0
+) -> tuple[counting.CoreCount, ...]:
+    """Count the scalar instructions of each core of a launch (counting.py), without running it.
+
+    The arguments are those of `launch`; the order of the cores, which `seed` stands for, has no
+    influence. The kernel must keep its rules: nothing is checked.
+    """
+    with _arguments(args) as (words, buffers):
+        return _count(kernel, block_dim, words, buffers)
+
+
+def launch(
+    kernel: Kernel,
+    block_dim: int,
+    *args: np.ndarray | _Argument | int,
+    seed: int = 0,
+    counted: bool = False,
 ) -> Result:
     """Run a kernel on `block_dim` cores and return what it broke and what it cost.
 
@@ -448,25 +396,23 @@ def launch(
         Number of vector cores, or of groups where the kernel states a type with cube cores.
     *args
         One for each parameter: an array or ``read(array)``, ``write(array)``, ``update(array)``,
-        copied to memory of exactly its size with red zones around; or an integer.
+        copied to memory of exactly its size with red zones around; or an integer. One argument
+        given twice is one copy.
     seed
         Fixes the order in which cores run.
+    counted
+        Whether the kernel's own scalar instructions are counted first, as by `count`. The modelled
+        time is then made of them.
 
     """
-    buffers: list[_GuardedBuffer] = []
-    words = (ctypes.c_uint64 * max(1, len(args)))()
-    extra: list[str] = []
-    try:
-        for i, arg in enumerate(args):
-            if isinstance(arg, (int, np.integer)):
-                words[i] = int(arg) % 2**64
-                continue
-            argument = arg if isinstance(arg, _Argument) else read(arg)
-            buffers.append(_GuardedBuffer(argument, f"arg{i}"))
-            words[i] = buffers[-1].address
+    with _arguments(args) as (words, buffers):
+        scalar = _count(kernel, block_dim, words, buffers) if counted else ()
+        for index, core in enumerate(scalar):
+            trace = core.trace
+            _runtime().sim_scalar(index, trace.ctypes.data, len(trace), core.instructions)
+        for buffer in buffers:
+            buffer.fill(0xFF)
         _runtime().sim_launch(kernel.entry, block_dim, words, len(args), seed)
         counters = _counters()
-    finally:
-        for buffer in buffers:
-            extra += buffer.close()
-    return Result((*_report(), *extra), counters)
+        damage = [text for buffer in buffers for text in buffer.results()]
+    return Result((*_report(), *damage), counters, scalar)

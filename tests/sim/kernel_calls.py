@@ -56,15 +56,46 @@ def _dtype(tensor: Tensor) -> int:
     return host.DTYPES.index(str(tensor.dtype).removeprefix("torch."))
 
 
-def _pool(key_cache: Tensor, value_cache: Tensor) -> Any:
-    """Return the pool, without the addresses, which no plan reads."""
+def _pool(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> Any:
+    """Return the pool, with addresses of the host, which a plan compares."""
     return host.Pool(
-        _dtype(key_cache), *key_cache.shape[:3], _cache(key_cache), _cache(value_cache)
+        _dtype(key_cache),
+        *key_cache.shape[:3],
+        _cache(key_cache, key_scale),
+        _cache(value_cache, value_scale),
     )
 
 
-def _cache(cache: Tensor) -> Any:
-    return host.Cache(None, cache.shape[3], *cache.stride()[:3])
+def _cache(cache: Tensor, scale: Tensor | None) -> Any:
+    scales = host.Scales(None, 0, 0, 0, False)
+    if scale is not None:
+        strides = (0,) * (3 - scale.dim()) + scale.stride()
+        scales = host.Scales(scale.data_ptr(), *strides, scale.dim() == 3)
+    return host.Cache(cache.data_ptr(), cache.shape[3], *cache.stride()[:3], scales)
+
+
+class _Memory:
+    """The storages behind the tensors of a call: those that share one share its copy."""
+
+    def __init__(self) -> None:
+        self.passed: dict[int, Any] = {}
+
+    def pass_on(
+        self, how: Callable[[np.ndarray, str], Any], tensor: Tensor | None, name: str
+    ) -> Any:
+        """Return the argument for a tensor that lies where its storage begins; 0 for None."""
+        if tensor is None:
+            return 0
+        assert tensor.storage_offset() == 0
+        key = tensor.untyped_storage().data_ptr()
+        if key not in self.passed:
+            self.passed[key] = how(to_numpy(_storage(tensor)), name)
+        return self.passed[key]
 
 
 def _rows(num_heads: int, head_dim: int) -> Any:
@@ -81,7 +112,7 @@ class AttentionRun:
     kernel: str  # "vector" or "mixed"
     tiling: Any  # host.AttentionTilingData
     num_cores: int
-    result: Result
+    result: Any  # what `how` gave: a Result
 
 
 def attention(
@@ -98,19 +129,23 @@ def attention(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+    tree_mask: Tensor | None = None,
     with_lse: bool = True,
     cores: int = 48,
     seed: int = 0,
     folder: Path = OP_KERNEL,
     adjust: Callable[[Any], None] | None = None,
     wanted: str = "",
+    how: Callable[..., Any] = launch,
 ) -> AttentionRun:
     """Plan and launch the attention kernel on contiguous tensors; the caches may be permuted.
 
     Parameters
     ----------
-    query ... sinks
-        As `paged_ops.attention`.
+    query ... tree_mask
+        As `paged_ops.attention`; the rows of tree_mask are dense.
     with_lse
         Whether the kernel writes lse, as attention_with_lse asks; else lse stays 0.
     cores, seed
@@ -121,6 +156,8 @@ def attention(
         Changes the tiling after it was planned.
     wanted
         The kernel, "vector" or "mixed"; empty: the usual one.
+    how
+        What takes the kernel and its arguments: `launch` or `count` of harness.py.
     """
     num_tokens, num_heads, head_dim = query.shape
     head_dim_v = value_cache.shape[3]
@@ -128,12 +165,13 @@ def attention(
     lse = np.zeros((num_tokens, num_heads), dtype=np.float32)
     shape = host.AttentionShape(
         dtype=_dtype(query),
-        pool=_pool(key_cache, value_cache),
+        pool=_pool(key_cache, value_cache, key_scale, value_scale),
         block_tables=host.BlockTables(None, block_tables.shape[1], 1),
         max_blocks_per_seq=block_tables.shape[1],
         batch=len(seq_lens),
         num_tokens=num_tokens,
         num_heads=num_heads,
+        tree_mask=_tree_mask(tree_mask),
         query=_rows(num_heads, head_dim),
         output=_rows(num_heads, head_dim_v),
         lse=lse.ctypes.data if with_lse else None,
@@ -149,17 +187,21 @@ def attention(
     if adjust is not None:
         adjust(plan.tiling)
     workspace = np.zeros(plan.workspace_bytes, dtype=np.uint8)
-    result = launch(
+    memory = _Memory()
+    result = how(
         kernel(plan.kernel, f"{plan.stem}.cpp", folder),
         plan.num_cores,
         read(to_numpy(query), "query"),
-        read(to_numpy(_storage(key_cache)), "key_cache"),
-        read(to_numpy(_storage(value_cache)), "value_cache"),
+        memory.pass_on(read, key_cache, "key_cache"),
+        memory.pass_on(read, value_cache, "value_cache"),
         read(to_numpy(block_tables), "block_tables"),
         read(to_numpy(seq_lens), "seq_lens"),
         0 if query_start_loc is None else read(to_numpy(query_start_loc), "query_start_loc"),
         0 if alibi_slopes is None else read(to_numpy(alibi_slopes), "alibi_slopes"),
         0 if sinks is None else read(to_numpy(sinks), "sinks"),
+        memory.pass_on(read, key_scale, "key_scale"),
+        memory.pass_on(read, value_scale, "value_scale"),
+        0 if tree_mask is None else read(to_numpy(tree_mask), "tree_mask"),
         write(output, "output"),
         write(lse, "lse") if with_lse else 0,
         write(workspace, "workspace", parts=_exchange_parts(plan.tiling, plan.num_cores, query))
@@ -176,6 +218,12 @@ def attention(
         plan.num_cores,
         result,
     )
+
+
+def _tree_mask(mask: Tensor | None) -> Any:
+    if mask is None:
+        return host.TreeMask(None, 0, 0, 0)
+    return host.TreeMask(mask.data_ptr(), mask.shape[1], 1, mask.shape[1])
 
 
 def _exchange_parts(tiling: Any, groups: int, query: Tensor) -> list[Part]:
@@ -209,28 +257,36 @@ def write_kv(
     value_cache: Tensor,
     slot_mapping: Tensor,
     *,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
     cores: int = 48,
     seed: int = 0,
     folder: Path = OP_KERNEL,
 ) -> Result:
-    """Plan and launch the write_kv kernel; the contiguous caches are written in place."""
-    num_tokens, num_kv_heads, head_dim = key.shape
+    """Plan and launch the write_kv kernel; caches and scales are written in place."""
     shape = host.WriteKvShape(
         dtype=_dtype(key),
-        pool=_pool(key_cache, value_cache),
-        key=_rows(num_kv_heads, head_dim),
-        value=_rows(num_kv_heads, value.shape[2]),
-        num_tokens=num_tokens,
+        pool=_pool(key_cache, value_cache, key_scale, value_scale),
+        key=host.Rows(key.data_ptr(), *key.stride()[:2]),
+        value=host.Rows(value.data_ptr(), *value.stride()[:2]),
+        num_tokens=len(key),
         has_int64_slots=slot_mapping.dtype == torch.int64,
     )
     plan = _plan("write_kv", shape, cores)
+    memory = _Memory()
+    scales = [
+        memory.pass_on(update if scale.dim() == 3 else read, scale, name)
+        for scale, name in ((key_scale, "key_scale"), (value_scale, "value_scale"))
+        if scale is not None
+    ]
     return launch(
         kernel(plan.kernel, "write_kv.cpp", folder),
         plan.num_cores,
-        read(to_numpy(key), "key"),
-        read(to_numpy(value), "value"),
-        update(to_numpy(key_cache), "key_cache"),
-        update(to_numpy(value_cache), "value_cache"),
+        memory.pass_on(read, key, "key"),
+        memory.pass_on(read, value, "value"),
+        memory.pass_on(update, key_cache, "key_cache"),
+        memory.pass_on(update, value_cache, "value_cache"),
+        *scales,
         read(to_numpy(slot_mapping), "slot_mapping"),
         read(_bytes(plan.tiling), "tiling"),
         seed=seed,
@@ -242,13 +298,15 @@ def copy_blocks(
     value_cache: Tensor,
     block_mapping: Tensor,
     *,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
     cores: int = 48,
     seed: int = 0,
     folder: Path = OP_KERNEL,
 ) -> Result:
-    """Plan and launch the copy_blocks kernel; the contiguous caches are written in place."""
+    """Plan and launch the copy_blocks kernel; caches and scales are written in place."""
     shape = host.CopyBlocksShape(
-        pool=_pool(key_cache, value_cache),
+        pool=_pool(key_cache, value_cache, key_scale, value_scale),
         num_copies=len(block_mapping),
         has_int64_ids=block_mapping.dtype == torch.int64,
         id_row_stride=2,
@@ -256,16 +314,65 @@ def copy_blocks(
     )
     plan = _plan("copy_blocks", shape, cores)
     workspace = np.zeros(plan.workspace_bytes, dtype=np.uint8)
+    memory = _Memory()
     return launch(
         kernel(plan.kernel, "copy_blocks.cpp", folder),
         plan.num_cores,
-        update(to_numpy(key_cache), "key_cache"),
-        update(to_numpy(value_cache), "value_cache"),
+        memory.pass_on(update, key_cache, "key_cache"),
+        memory.pass_on(update, value_cache, "value_cache"),
+        memory.pass_on(update, key_scale, "key_scale"),
+        memory.pass_on(update, value_scale, "value_scale"),
         read(to_numpy(block_mapping), "block_mapping"),
         write(workspace, "workspace"),
         read(_bytes(plan.tiling), "tiling"),
         seed=seed,
     )
+
+
+def gather_kv(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    num_tokens: int,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+    cores: int = 48,
+    seed: int = 0,
+    folder: Path = OP_KERNEL,
+) -> tuple[Tensor, Tensor, Result]:
+    """Plan and launch the gather_kv kernel; the result has `num_tokens` whatever seq_lens says."""
+    num_kv_heads = key_cache.shape[2]
+    dtype = torch.float32 if key_cache.dtype == torch.int8 else key_cache.dtype
+    shape = host.GatherKvShape(
+        pool=_pool(key_cache, value_cache, key_scale, value_scale),
+        block_tables=host.BlockTables(None, block_tables.shape[1], 1),
+        max_blocks_per_seq=block_tables.shape[1],
+        batch=len(seq_lens),
+        num_tokens=num_tokens,
+    )
+    plan = _plan("gather_kv", shape, cores)
+    memory = _Memory()
+    results = [
+        torch.zeros(num_tokens, num_kv_heads, cache.shape[3], dtype=dtype)
+        for cache in (key_cache, value_cache)
+    ]
+    result = launch(
+        kernel(plan.kernel, "gather_kv.cpp", folder),
+        plan.num_cores,
+        memory.pass_on(read, key_cache, "key_cache"),
+        memory.pass_on(read, value_cache, "value_cache"),
+        memory.pass_on(read, key_scale, "key_scale"),
+        memory.pass_on(read, value_scale, "value_scale"),
+        read(to_numpy(block_tables), "block_tables"),
+        read(to_numpy(seq_lens), "seq_lens"),
+        write(to_numpy(results[0]), "key"),
+        write(to_numpy(results[1]), "value"),
+        read(_bytes(plan.tiling), "tiling"),
+        seed=seed,
+    )
+    return results[0], results[1], result
 
 
 def merge_states(

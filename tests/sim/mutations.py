@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ import torch
 
 from paged_ops import reference
 from tests.sim import kernel_calls
-from tests.sim.cases import make_case
+from tests.sim.cases import Case, make_case, quantised
 from tests.sim.harness import CompileError
 from tests.sim.kernel_calls import OP_KERNEL
 from tests.support.mutants import Mutant, apply
+from tests.support.trees import tree_mask
 
 _VECTOR, _STATE, _COPY, _OUTPUT = (
     "vector/attention_vector.h",
@@ -37,14 +39,19 @@ _CUBE, _SOFTMAX, _TO_CUBE = (
     "mixed/attention_softmax.h",
     "mixed/cube_copy.h",
 )
-_STREAM = "mixed/share_stream.h"
+_STREAM, _STEPS, _STAYING = (
+    "mixed/share_stream.h",
+    "mixed/piece_steps.h",
+    "mixed/staying_tiles.h",
+)
+_SCALES, _TREE = "vector/tile_scales.h", "vector/tree_mask.h"
 _TABLES, _OPTIONS, _HIDE = (
     "attention/block_tables.h",
     "attention/score_options.h",
     "mixed/hide_scores.h",
 )
 
-# By what runs them: a source of op_kernel.
+# By what runs them: a source of op_kernel, and what is asked of it.
 MUTANTS: dict[str, tuple[Mutant, ...]] = {
     "attention": (
         Mutant(
@@ -68,24 +75,30 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "a barrier too few before weights meet values",
             _VECTOR,
-            "static_cast<int32_t>(kSumRows * value_dim_));\n    Barrier();",
-            "static_cast<int32_t>(kSumRows * value_dim_));",
+            "static_cast<int32_t>(kSumRows * width));\n    Barrier();",
+            "static_cast<int32_t>(kSumRows * width));",
         ),
         Mutant(
             "a barrier too few in the pairwise sum",
             _VECTOR,
-            "static_cast<int32_t>(half * value_dim_));\n      Barrier();",
-            "static_cast<int32_t>(half * value_dim_));",
+            "static_cast<int32_t>(half * width));\n      Barrier();",
+            "static_cast<int32_t>(half * width));",
         ),
         Mutant("keys never freed", _VECTOR, "key_in_.FreeTensor(keys);", ""),
         Mutant("values never freed", _VECTOR, "value_in_.FreeTensor(values);", ""),
-        Mutant("an output row never freed", _OUTPUT, "rows_out_->FreeTensor(rows);", ""),
+        Mutant(
+            "an output row never freed",
+            _OUTPUT,
+            "      i += CopyTokensOut(unit, i, end, rows[(i - begin) * width_]);\n    }\n"
+            "    rows_out_->FreeTensor(rows);",
+            "      i += CopyTokensOut(unit, i, end, rows[(i - begin) * width_]);\n    }\n",
+        ),
         Mutant("values never enqueued", _VECTOR, "value_in_.EnQue(values);", ""),
         Mutant(
             "output copied without waiting for the vector unit",
             _OUTPUT,
-            "    rows_out_->EnQue(rows);\n    rows = rows_out_->template DeQue<T>();\n",
-            "",
+            "    }\n    rows_out_->EnQue(rows);\n    rows = rows_out_->template DeQue<T>();\n",
+            "    }\n",
         ),
         Mutant(
             "keys freed before they are used",
@@ -97,25 +110,25 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "a copy shifted by one element",
             _VECTOR,
-            "CopyRowsIn(to[k * layout.head_dim], cache[at]",
-            "CopyRowsIn(to[k * layout.head_dim], cache[at + 1]",
+            "CopyRowsIn(to[k * UbPitch<C>(layout.head_dim)], cache[at]",
+            "CopyRowsIn(to[k * UbPitch<C>(layout.head_dim)], cache[at + 1]",
         ),
         Mutant(
             "a copy of one row too many",
             _TABLES,
-            "return tiling_->block_size - key % tiling_->block_size;",
-            "return tiling_->block_size + 1 - key % tiling_->block_size;",
+            "return tiling_->block_size - (key -",
+            "return tiling_->block_size + 1 - (key -",
         ),
         Mutant(
             "one block read too far",
             _TABLES,
-            "IdAt(sequence, key / tiling_->block_size)",
-            "IdAt(sequence, key / tiling_->block_size + 1)",
+            "IdAt(sequence, column) *",
+            "IdAt(sequence, column + 1) *",
         ),
         Mutant(
             "a block's offset forgotten",
             _TABLES,
-            "key % tiling_->block_size * layout.token_stride +",
+            "slot * layout.token_stride +",
             "0 +",
         ),
         Mutant("the KV head forgotten", _TABLES, "kv_head * layout.head_stride", "0"),
@@ -140,8 +153,8 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "more unified buffer than there is",
             _VECTOR,
-            "InitBuffer(key_in_, 2, tile",
-            "InitBuffer(key_in_, 2, 8 * tile",
+            "InitBuffer(key_in_, 2, tree_at_",
+            "InitBuffer(key_in_, 2, 8 * tree_at_",
         ),
         Mutant(
             "a buffer half as large as its contents",
@@ -152,8 +165,8 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "accumulators too small",
             _VECTOR,
-            "acc = NewBuffer<float>(pipe, 2 * rows",
-            "acc = NewBuffer<float>(pipe, 1 * rows",
+            "acc = NewBuffer<float>(pipe, (rows + totals)",
+            "acc = NewBuffer<float>(pipe, rows",
         ),
         Mutant("cores don't wait for each other", _VECTOR, "AscendC::SyncAll();", ""),
         Mutant("hidden keys not hidden", _VECTOR, "HideScores(step, r);", ""),
@@ -178,8 +191,8 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "the values' partial sums misplaced",
             _VECTOR,
-            "products_[(first - begin) * value_dim_]",
-            "products_[first * value_dim_]",
+            "products_[(first - begin) * width]",
+            "products_[first * width]",
         ),
         Mutant(
             "one repeat too many",
@@ -227,6 +240,153 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         ),
         Mutant(
             "a unit in turn left out", "attention/work_units.h", "skip_ = next_skip_;", "++skip_;"
+        ),
+    ),
+    "attention, int8": (
+        Mutant("scales of keys forgotten", _VECTOR, "ScaleScores(step, key_scales_.Lanes());", ""),
+        Mutant(
+            "scales of values forgotten", _VECTOR, "ScaleScores(step, value_scales_.Lanes());", ""
+        ),
+        Mutant(
+            "one KV head's scale for all",
+            _SCALES,
+            "scales_.GetValue(unit.kv_head * layout_->head_stride)",
+            "scales_.GetValue(0)",
+        ),
+        Mutant(
+            "scales shifted where a tile begins within a granule",
+            _SCALES,
+            "unit.kv_head, begin + k - before)",
+            "unit.kv_head, begin + k)",
+        ),
+        Mutant(
+            "garbage before the first scale",
+            _SCALES,
+            "        AscendC::Duplicate(in[first * kGranule], 0.0f,",
+            "        if (false) AscendC::Duplicate(in[first * kGranule], 0.0f,",
+        ),
+        Mutant(
+            "rows of int8 without the rest of their granule",
+            _VECTOR,
+            "const int64_t pitch = UbPitch<int8_t>(width);",
+            "const int64_t pitch = width;",
+        ),
+        Mutant(
+            "more halves at a time than there is room for",
+            _VECTOR,
+            "num_products_ * sizeof(float) / (width * sizeof(half))",
+            "2 * num_products_ * sizeof(float) / (width * sizeof(half))",
+        ),
+        Mutant(
+            "a barrier too few between halves and floats",
+            _VECTOR,
+            "pitch, count, width);\n    Barrier();",
+            "pitch, count, width);",
+        ),
+    ),
+    "attention, tree": (
+        Mutant(
+            "the mask of another sequence",
+            _TREE,
+            "return unit.sequence.first_token + unit.row_begin /",
+            "return unit.row_begin /",
+        ),
+        Mutant(
+            "context of a tile hidden",
+            _TREE,
+            "AscendC::Duplicate(halves, static_cast<half>(1.0f), all);",
+            "AscendC::Duplicate(halves, static_cast<half>(0.0f), all);",
+        ),
+        Mutant(
+            "context of a granule hidden",
+            _TREE,
+            "static_cast<uint8_t>(before), 0, 1);",
+            "static_cast<uint8_t>(before), 0, 0);",
+        ),
+        Mutant(
+            "bits read before they are computed",
+            _TREE,
+            "    AscendC::WaitFlag<AscendC::HardEvent::V_S>(computed_);\n",
+            "",
+        ),
+        Mutant(
+            "bits computed before the last ones are read",
+            _TREE,
+            "    AscendC::SetFlag<AscendC::HardEvent::S_V>(read_);\n"
+            "    AscendC::WaitFlag<AscendC::HardEvent::S_V>(read_);\n",
+            "",
+        ),
+        Mutant(
+            "columns read beyond the last one",
+            _TREE,
+            "Smaller(seen.last, end)",
+            "Smaller(seen.last, end + kRepeatLanes)",
+        ),
+        Mutant(
+            "the bits of a unit's first token for all its rows",
+            _TREE,
+            "bits_[(unit.row_begin + r) / heads - unit.row_begin / heads]",
+            "bits_[0 * r * heads]",
+        ),
+        Mutant(
+            "values multiplied though hidden",
+            _VECTOR,
+            "if ((MaskOf({first, last}) & ~mask) != 0) {",
+            "if (false) {",
+        ),
+    ),
+    "attention, latent": (
+        Mutant(
+            "keys freed while they serve as values",
+            _VECTOR,
+            "      AddValues(step, wide_keys, key_dim_);\n      FreeKeys(keys);\n",
+            "      FreeKeys(keys);\n      AddValues(step, wide_keys, key_dim_);\n",
+        ),
+        Mutant(
+            "values thought to be dense among keys",
+            _VECTOR,
+            "AddValues(step, wide_keys, key_dim_);",
+            "AddValues(step, wide_keys, value_dim_);",
+        ),
+        Mutant(
+            "only the first columns of long values summed",
+            _VECTOR,
+            "c < value_dim_; c += kSumColumns",
+            "c < Smaller(value_dim_, kSumColumns); c += kSumColumns",
+        ),
+    ),
+    "gather_kv": (
+        Mutant(
+            "block ids of a gathered table not clamped",
+            "gather_kv.cpp",
+            "Clamp(ids_.GetValue(at), 0, tiling_->num_blocks - 1)",
+            "ids_.GetValue(at)",
+        ),
+        Mutant(
+            "lengths longer than the result followed",
+            "gather_kv.cpp",
+            "Clamp(seq_lens_.GetValue(i), 0, room)",
+            "Clamp(seq_lens_.GetValue(i), 0, room + capacity)",
+        ),
+        Mutant(
+            "heads gathered to one place",
+            "gather_kv.cpp",
+            "(first_token + position + offset) * tiling_->num_kv_heads + head",
+            "(first_token + position + offset) * tiling_->num_kv_heads",
+        ),
+        Mutant("a core's turn forgotten between sequences", "gather_kv.cpp", "skip -= units;", ""),
+        Mutant("scales never freed", "common/dequantise.h", "scales_in_.FreeTensor(granules);", ""),
+        Mutant(
+            "a barrier too few between elements and scales",
+            "common/dequantise.h",
+            "    WidenHalves(wide, count, width);\n    Barrier();\n",
+            "    WidenHalves(wide, count, width);\n",
+        ),
+        Mutant(
+            "scales read with the rows' stride",
+            "common/dequantise.h",
+            "CopyRowsIn(granules, scales, count, 1, scale_stride);",
+            "CopyRowsIn(granules, scales, count, 1, from_stride);",
         ),
     ),
     "attention_mixed": (
@@ -293,33 +453,30 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
             "workspace + 0 * group * tiling.exchange_bytes",
         ),
         Mutant(
-            "a buffer announced before it is filled",
-            "mixed/ring.h",
-            "    return buffer;\n  }\n\n  // The first one that was begun is full.\n"
-            "  __aicore__ inline void Filled() {\n    AscendC::SetFlag<filled>(first + filled_);\n",
-            "    AscendC::SetFlag<filled>(first + buffer);\n"
-            "    return buffer;\n  }\n\n  __aicore__ inline void Filled() {\n",
+            "keys used before they have come in",
+            _CUBE,
+            "    tile_ring_.Use(turn);\n    const uint32_t query = query_index_[step.band];",
+            "    const uint32_t query = query_index_[step.band];",
         ),
         Mutant(
             "a buffer overwritten before it was used",
             "mixed/ring.h",
-            "    return use_;\n  }\n\n  __aicore__ inline void Used() {\n"
-            "    AscendC::SetFlag<freed>(first + use_);\n",
-            "    AscendC::SetFlag<freed>(first + use_);\n"
-            "    return use_;\n  }\n\n  __aicore__ inline void Used() {\n",
+            "    AscendC::WaitFlag<freed>(first + static_cast<int32_t>(buffer));\n"
+            "    return buffer;",
+            "    return buffer;",
         ),
         Mutant("flags left set at the end", _CUBE, "    scores_.Close();\n", ""),
         Mutant(
             "results stored while the matrix unit works on them",
             "mixed/cube_sums.h",
-            "void End() { ring_.Filled(); }",
-            "void End() {}",
+            "void End(uint32_t half) const { ring_.Filled(buffers_[half]); }",
+            "void End(uint32_t) const {}",
         ),
         Mutant(
             "both halves of a product in one buffer",
             "mixed/cube_sums.h",
-            "return At(buffers_[half]);",
-            "return At(buffers_[0 * half]);",
+            "return sums_[buffers_[half] *",
+            "return sums_[buffers_[0 * half] *",
         ),
         Mutant(
             "small products thought to stay in order",
@@ -352,44 +509,53 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
             "LoadRows<false>(Right(buffer), values",
         ),
         Mutant(
-            "fractals of the left factor in the wrong order",
+            "fractals of a factor in the wrong order",
             _TO_CUBE,
-            "static_cast<uint16_t>(apart), 0, 0, transposed, 0);",
-            "static_cast<uint16_t>(apart + 1), 0, 0, transposed, 0);",
+            "static_cast<uint8_t>(count), 1, 0, 0, transposed, 0);",
+            "static_cast<uint8_t>(count), 2, 0, 0, transposed, 0);",
         ),
         Mutant(
             "rows of zeros beyond the keys forgotten",
             _TO_CUBE,
-            "  ZeroRowsInL1(to, seen.last - span.first, span.last - span.first, layout.head_dim, "
-            "pitch);\n",
+            "  ZeroRowsOfFractal(to, seen.last - span.first, span.last - span.first, width);\n",
             "",
         ),
         Mutant(
             "rows of zeros beyond the queries forgotten",
             _CUBE,
-            "    ZeroRowsInL1(to, unit.num_rows, pitch, key_dim_, pitch);\n",
+            "    ZeroRowsInL1(to, unit.num_rows, step.pitch, KeyDim(), step.pitch);\n",
             "",
         ),
         Mutant(
             "results read with the wrong pitch",
             _CUBE,
-            "static_cast<uint16_t>(pitch), static_cast<uint32_t>(width), false);",
-            "static_cast<uint16_t>(pitch + kFractal), static_cast<uint32_t>(width), false);",
+            "static_cast<uint16_t>(pitch), width, false);",
+            "static_cast<uint16_t>(pitch + kFractal), width, false);",
         ),
         Mutant(
             "scores written to another tile's place",
             _CUBE,
-            "exchange_.Scores(step.buffer)[(begin + span.first) * rows]",
-            "exchange_.Scores(step.buffer)[span.first * rows]",
+            "exchange_.Scores(step.buffer)[(begin + tile.first) * rows]",
+            "exchange_.Scores(step.buffer)[tile.first * rows]",
         ),
         Mutant("half a cap", _OPTIONS, "scores, 2.0f / softcap,", "scores, 1.0f / softcap,"),
-        Mutant("a key beyond the causal mask not hidden", _HIDE, ".last <= key", ".last < key"),
-        Mutant("a key before the window not hidden", _HIDE, ".first <= key", ".first <= key + 1"),
+        Mutant(
+            "a key beyond the causal mask not hidden",
+            _HIDE,
+            "mask[0] = BitsBelow(row);",
+            "mask[0] = BitsBelow(row - heads);",
+        ),
+        Mutant(
+            "a key before the window not hidden",
+            _HIDE,
+            "~BitsBelow(row + tiling.sliding_window * heads);",
+            "~BitsBelow(row + (tiling.sliding_window + 1) * heads);",
+        ),
         Mutant(
             "both vector cores take the same rows",
             _STREAM,
-            "      share.first_row = first;\n",
-            "      share.first_row = 0;\n",
+            "share.first_row = is_second_ ? first : 0;",
+            "share.first_row = 0;",
         ),
         Mutant(
             "more L1 than there is",
@@ -400,69 +566,69 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "a buffer of scores too few",
             _STREAM,
-            "InitBuffer(ring_, tiling.chunk_buffers",
-            "InitBuffer(ring_, tiling.chunk_buffers - 1",
+            "ring_.Init(pipe, tiling.chunk_buffers);",
+            "ring_.Init(pipe, tiling.chunk_buffers - 1);",
         ),
         Mutant(
             "one more chunk of scores kept than there is room for",
             _STREAM,
-            "return tiling_->chunk_buffers - 2;",
-            "return tiling_->chunk_buffers - 1;",
+            "kept_ = tiling.chunk_buffers - 2;",
+            "kept_ = tiling.chunk_buffers - 1;",
         ),
         Mutant(
             "scores that stay overwritten by others",
             _SOFTMAX,
-            "stream_.ScoredChunk(round - 1) >= stream_.Kept()",
-            "stream_.ScoredChunk(round - 1) >= 0",
+            "scored_stays = chunk < stream_.Kept();",
+            "scored_stays = false;",
         ),
         Mutant(
             "scores never freed",
             _SOFTMAX,
-            "      stream_.Free(summed_.scores);\n",
+            "      stream_.Free(summed);\n",
             "",
         ),
-        Mutant("products never freed", _SOFTMAX, "    stream_.Free(products.acc);\n", ""),
+        Mutant("products never freed", _SOFTMAX, "    stream_.Free(buffer);\n", ""),
         Mutant(
             "a barrier too few between the rounds",
             _SOFTMAX,
-            "  __aicore__ inline void RunRound(int64_t round) {\n    Barrier();\n",
-            "  __aicore__ inline void RunRound(int64_t round) {\n",
+            "      Barrier();\n      if (weighed != kNothing) {\n        ExpScores",
+            "      if (weighed != kNothing) {\n        ExpScores",
         ),
         Mutant(
             "a barrier too few inside a round",
             _SOFTMAX,
-            "    Barrier();\n    scored_ = TakeScored(round);\n",
-            "    scored_ = TakeScored(round);\n",
+            "      Barrier();\n      const int64_t chunk = pass.last_chunk - round;\n",
+            "      const int64_t chunk = pass.last_chunk - round;\n",
         ),
         Mutant(
             "a barrier too few before the last slabs of a pass",
             _SOFTMAX,
-            "    Barrier();\n    AddLastSlabs(rounds);\n",
-            "    AddLastSlabs(rounds);\n",
+            "    Barrier();\n    AddLastSlabs(scored, scored_stays, summed);\n",
+            "    AddLastSlabs(scored, scored_stays, summed);\n",
         ),
         Mutant(
             "a slab of each chunk left out of the sums",
             _SOFTMAX,
-            "      sums_.AddSlab(summed_, CountSlabs(summed_) - 1);\n",
+            "      sums_.AddLast(stream_.In(summed));\n",
             "",
         ),
         Mutant(
             "the last rows of a unit not written",
             _SOFTMAX,
-            "    while (written_rows_ < stream_.Summed().step.unit.num_rows) {\n",
+            "    while (written_rows_ < summed.num_rows) {\n",
             "    while (false) {\n",
         ),
         Mutant(
             "the total prepared for the products of another step",
             _SOFTMAX,
             "ClosePass(scored, weighed, stream_.NextSummed());",
-            "ClosePass(scored, weighed, stream_.Summed());",
+            "ClosePass(scored, weighed, summed);",
         ),
         Mutant(
             "a stage of the total's preparation left out",
             _SOFTMAX,
-            "      OpenTotal(stage++, next_summed);\n",
-            "      OpenTotal(stage += 2, next_summed);\n",
+            "        OpenTotal(stage++, next_summed);\n",
+            "        OpenTotal(stage += 2, next_summed);\n",
         ),
         Mutant(
             "the maxima of steps in flight in one place",
@@ -482,6 +648,141 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
             _CUBE,
             "    AscendC::CrossCoreWaitFlag(kVerdictReady);\n",
             "",
+        ),
+        Mutant(
+            "tiles of a piece taken for those of the piece before",
+            _STAYING,
+            "    if (opens_piece) {\n",
+            "    if (false) {\n",
+        ),
+        Mutant(
+            "one total for both bands of a unit",
+            _SOFTMAX,
+            "return totals_[share.step.band];",
+            "return totals_[0];",
+        ),
+        Mutant(
+            "one band's queries for both",
+            _CUBE,
+            "const uint32_t query = query_index_[step.band];",
+            "const uint32_t query = query_index_[0];",
+        ),
+        Mutant(
+            "the band's keys taken for the unit's",
+            _CUBE,
+            "    return tile.first - static_cast<uint32_t>(tile.span.first);\n",
+            "    return 0 * tile.first;\n",
+        ),
+        Mutant(
+            "only the keys of the first band brought in",
+            _STEPS,
+            "step.unit_seen = unit_seen_;\n    step.unit_span = SpanOf(unit_seen_);",
+            "step.unit_seen = seen;\n    step.unit_span = SpanOf(seen);",
+        ),
+        Mutant("every step of a band begins it", _STEPS, "    is_opened_[band] = true;\n", ""),
+        Mutant(
+            "a band that doesn't end",
+            _STEPS,
+            "unit.keys.last <= begin_ + kPiece;",
+            "unit.keys.last <= begin_;",
+        ),
+        Mutant("queries never freed", _CUBE, "        query_ring_.Used(query);\n", ""),
+        Mutant(
+            "weights with a gap in UB written as if without",
+            _SOFTMAX,
+            "static_cast<uint16_t>(pitch - keys), static_cast<uint16_t>(tiling_->exchange_keys",
+            "0, static_cast<uint16_t>(tiling_->exchange_keys",
+        ),
+        Mutant(
+            "columns of weights read one after the other",
+            _CUBE,
+            "static_cast<uint16_t>(tiling_->exchange_keys - keys),",
+            "0,",
+        ),
+        Mutant(
+            "weights overwritten on their way out",
+            "mixed/part_ring.h",
+            "    AscendC::WaitFlag<AscendC::HardEvent::MTE3_V>(freed_[part_]);\n    return Part();",
+            "    return Part();",
+        ),
+        Mutant(
+            "a chunk read before it is there",
+            "mixed/chunk_ring.h",
+            "    AscendC::WaitFlag<AscendC::HardEvent::MTE2_V>(filled_[buffer]);\n",
+            "",
+        ),
+        Mutant(
+            "a chunk overwritten while it is used",
+            "mixed/chunk_ring.h",
+            "    AscendC::WaitFlag<AscendC::HardEvent::V_MTE2>(freed_[buffer]);\n"
+            "    return buffer;",
+            "    return buffer;",
+        ),
+        Mutant(
+            "every chunk thought to be seen by all rows",
+            _STREAM,
+            "held.hides = chunk - share.plain_first >= share.num_plain;",
+            "held.hides = false;",
+        ),
+        Mutant(
+            "a cut chunk read from the beginning",
+            _STREAM,
+            "from[held.span_first * share.step.pitch]",
+            "from[0 * share.step.pitch]",
+        ),
+        Mutant(
+            "slabs of maxima larger than a short chunk",
+            _STREAM,
+            "end == share.last_key ? kMaximaLanes : kSlabKeys * share.rows;",
+            "kMaximaLanes;",
+        ),
+        Mutant(
+            "rows of fractals one row apart in GM",
+            _TO_CUBE,
+            "matrices > 1 ? kFractal * stride : 0",
+            "matrices > 1 ? stride : 0",
+        ),
+        Mutant(
+            "rows written to the beginning of their fractals",
+            _TO_CUBE,
+            "(at - in_fractal) * width + in_fractal * kFractal], from[done",
+            "(at - in_fractal) * width], from[done",
+        ),
+        Mutant(
+            "quotients half as large",
+            "attention/visible.h",
+            "(n * by.multiplier) >> by.shift",
+            "(n * by.multiplier) >> (by.shift + 1)",
+        ),
+        Mutant(
+            "units dealt one too early",
+            "attention/work_units.h",
+            "at_ += skip_ + 1;",
+            "at_ += skip_;",
+        ),
+        Mutant(
+            "every unit of a row begins with its first piece",
+            "attention/work_units.h",
+            "      unit.piece += piece;\n",
+            "",
+        ),
+        Mutant(
+            "states stored one after the other",
+            "attention/piece_states.h",
+            "states[(r - begin) * pitch_], copied, pitch_, tiling_->max_pieces * pitch_",
+            "states[(r - begin) * pitch_], copied, pitch_, pitch_",
+        ),
+        Mutant(
+            "a state overwritten while it is folded",
+            "attention/piece_states.h",
+            "      AscendC::WaitFlag<AscendC::HardEvent::V_MTE2>(freed_);\n      CopyRowsIn",
+            "      CopyRowsIn",
+        ),
+        Mutant(
+            "the maximum of a row's pieces taken for their sum",
+            "attention/piece_states.h",
+            "BlockReduceMax(total.sum, sum_,",
+            "BlockReduceMax(total.sum, max_,",
         ),
     ),
     "write_kv": (
@@ -506,6 +807,43 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
             "slot / kNeighbours % num_cores",
             "(slot / kNeighbours + token) % num_cores",
         ),
+        Mutant(
+            "rounded to half first",
+            "common/quantise.h",
+            "    AscendC::Cast(wide_, wide_, AscendC::RoundMode::CAST_RINT, "
+            "static_cast<uint32_t>(all_));\n    Barrier();\n",
+            "",
+        ),
+        Mutant(
+            "a row that isn't finite given a scale",
+            "common/quantise.h",
+            "    AscendC::Add(scales_, scales_, poison_, kRepeatLanes);\n    Barrier();\n",
+            "",
+        ),
+        Mutant(
+            "divided by a scale of 0",
+            "common/quantise.h",
+            "BroadcastLanes(factors_, divisors_, count);",
+            "BroadcastLanes(factors_, scales_, count);",
+        ),
+        Mutant(
+            "scales left where they are computed",
+            "common/quantise.h",
+            "      StoreScales(scales, scale_stride, count);\n",
+            "",
+        ),
+        Mutant(
+            "zeros up to the pitch forgotten",
+            "common/quantise.h",
+            "    AscendC::Duplicate(wide_, 0.0f, all_);\n",
+            "",
+        ),
+        Mutant(
+            "a latent row written twice",
+            "write_kv.cpp",
+            "if (tiling_->values_are_keys == 0) {",
+            "if (true) {",
+        ),
     ),
     "copy_blocks": (
         Mutant(
@@ -520,6 +858,24 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
             "id >= 0 && id < tiling_->num_blocks",
             "true",
         ),
+        Mutant(
+            "scales left behind",
+            "copy_blocks.cpp",
+            "MoveHead(scale_mover_, key_scale_,",
+            "if (false) MoveHead(scale_mover_, key_scale_,",
+        ),
+        Mutant(
+            "scales of K and of V in one place of the workspace",
+            "copy_blocks.cpp",
+            "                 num_rows, staging);",
+            "                 0 * num_rows, staging);",
+        ),
+        Mutant(
+            "rows thought to lie side by side",
+            "copy_blocks.cpp",
+            "const bool are_one = layout.token_stride == layout.head_dim;",
+            "const bool are_one = true;",
+        ),
     ),
     "merge_states": (
         Mutant(
@@ -530,6 +886,22 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         ),
     ),
 }
+
+# What a cube core's TPipe holds for itself.
+MUTANTS["attention_mixed"] += (
+    Mutant(
+        "the ring of factors takes ids that the TPipe has set",
+        _CUBE,
+        "M_MTE1, 3, 2> factor_ring_;",
+        "M_MTE1, 0, 2> factor_ring_;",
+    ),
+    Mutant(
+        "the ring of factors takes one id that the TPipe has set",
+        _CUBE,
+        "M_MTE1, 3, 2> factor_ring_;",
+        "M_MTE1, 2, 2> factor_ring_;",
+    ),
+)
 
 
 def _attention_verdict(folder: Path, wanted: str) -> str:
@@ -542,12 +914,13 @@ def _attention_verdict(folder: Path, wanted: str) -> str:
         make_case(torch.float16, seq_lens=[60], query_lens=[4], sliding_window=7, softcap=5.0),
         make_case(torch.float16, seq_lens=[1060], query_lens=[70], num_kv_heads=1, head_dim=32),
         make_case(torch.float16, seq_lens=[384], query_lens=[384], num_kv_heads=1, causal=False),
+        make_case(torch.float16, seq_lens=[700], query_lens=[600], sliding_window=350),
         make_case(torch.float16, seq_lens=[30, 200, 64], query_lens=[30, 1, 2], block_size=24),
     )
     # The third one has more scores than stay in UB, and rows that see nothing of a piece; the next
     # one as many as stay. The last ones are on a single group of cores: with more steps than are in
-    # flight at a time.
-    for case, cores in zip(cases, (48, 48, 4, 2, 2), strict=True):
+    # flight at a time; with units of two bands.
+    for case, cores in zip(cases, (48, 48, 4, 2, 2, 2), strict=True):
         run = kernel_calls.attention(
             *case.tensors, **case.options, folder=folder, seed=1, cores=cores, wanted=wanted
         )
@@ -566,6 +939,78 @@ def _attention_verdict(folder: Path, wanted: str) -> str:
     return run.result.violations[0] if run.result.violations else ""
 
 
+def _attention_error(case: Case, folder: Path, cores: int = 48) -> str:
+    """Run a call on the vector kernel and compare it with the reference."""
+    run = kernel_calls.attention(
+        *case.tensors, **case.options, folder=folder, seed=1, cores=cores, wanted="vector"
+    )
+    if run.result.violations:
+        return run.result.violations[0]
+    query, *rest = case.tensors
+    if case.key_cache.dtype != torch.int8:
+        rest[:2] = [cache.double() for cache in rest[:2]]
+    output, lse = reference.attention_with_lse(query.double(), *rest, **case.options)
+    same = torch.allclose(run.output.double(), output, rtol=2e-3, atol=2e-3, equal_nan=True)
+    same &= torch.allclose(run.lse.double(), lse.double(), rtol=1e-4, atol=1e-4, equal_nan=True)
+    return "" if same else "wrong result"
+
+
+def _int8_verdict(folder: Path) -> str:
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("token", {"seq_lens": [90, 530], "query_lens": [3, 2], "head_dim": 80}),
+        ("token, heads dense", {"seq_lens": [90], "query_lens": [9], "sliding_window": 21}),
+        ("token", {"seq_lens": [90], "query_lens": [9], "sliding_window": 21}),
+        ("head", {"seq_lens": [70], "head_dim": 256, "head_dim_v": 16}),
+    )
+    for granularity, kind in kinds:
+        case = quantised(make_case(torch.float16, **kind), granularity)
+        if granularity == "head":
+            case.options["key_scale"][1] *= 3
+        if verdict := _attention_error(case, folder):
+            return verdict
+    return ""
+
+
+def _tree_verdict(folder: Path) -> str:
+    case = make_case(torch.float16, seq_lens=[75, 600], query_lens=[9, 40], causal=False)
+    mask = tree_mask([9, 40])
+    case = replace(case, options=case.options | {"tree_mask": mask})
+    if verdict := _attention_error(case, folder):
+        return verdict
+    hidden = (case.block_tables[1, 570 // 16], 570 % 16)  # new token 10: to be seen by few
+    mask[9:, 10] = False
+    case.value_cache[hidden] = torch.nan
+    if verdict := _attention_error(case, folder):
+        return verdict
+    narrow = replace(case, options={"tree_mask": mask[:, :7].contiguous()})
+    run = kernel_calls.attention(*narrow.tensors, **narrow.options, folder=folder)
+    return run.result.violations[0] if run.result.violations else ""
+
+
+def _latent_verdict(folder: Path) -> str:
+    for head_dim, head_dim_v in ((80, 64), (320, 304)):
+        kind: dict[str, Any] = {"seq_lens": [600], "query_lens": [3], "num_kv_heads": 1}
+        case = make_case(torch.float32, head_dim=head_dim, **kind)
+        latent = replace(case, value_cache=case.key_cache[..., :head_dim_v])
+        if verdict := _attention_error(latent, folder):
+            return verdict
+    return ""
+
+
+def _gather_kv_verdict(folder: Path) -> str:
+    case = quantised(make_case(torch.float32, seq_lens=[60, 0, 37]), "token")
+    scales = {name: case.options[name] for name in ("key_scale", "value_scale")}
+    tensors = (case.key_cache, case.value_cache, case.block_tables, case.seq_lens)
+    want = reference.gather_kv(*tensors, **scales)
+    *got, result = kernel_calls.gather_kv(*tensors, num_tokens=97, **scales, cores=5, folder=folder)
+    if verdict := _verdict(result.violations, got, list(want)):
+        return verdict
+    case.block_tables.fill_(5000)
+    case.seq_lens.fill_(5000)
+    result = kernel_calls.gather_kv(*tensors, num_tokens=97, **scales, folder=folder)[2]
+    return result.violations[0] if result.violations else ""
+
+
 def _write_kv_verdict(folder: Path) -> str:
     key, value = torch.randn(40, 3, 72).half(), torch.randn(40, 3, 40).half()
     caches = [torch.zeros(9, 16, 3, 72).half(), torch.zeros(9, 16, 3, 40).half()]
@@ -575,16 +1020,55 @@ def _write_kv_verdict(folder: Path) -> str:
     sane = torch.where(slots == 9 * 16, -1, slots)
     reference.write_kv(key, value, *expected, sane)
     result = kernel_calls.write_kv(key, value, *caches, slots, folder=folder, seed=2)
-    return _verdict(result.violations, caches, expected)
+    return _verdict(result.violations, caches, expected) or _write_int8_verdict(folder)
+
+
+def _write_int8_verdict(folder: Path) -> str:
+    # Ratios close to a half, rows that aren't finite, a scale of 0, and a latent cache.
+    ratios = torch.arange(-120, 120)[:, None] + 0.5 + torch.tensor([-1e-4, 0.0, 1e-4, 7.0])
+    key = ratios.reshape(15, 2, 32).float()
+    latent = torch.randn(15, 2, 40)
+    latent[3, 1, 7], latent[4, 0, 0] = torch.inf, torch.nan
+    for rows, width, scale in (
+        (key, 32, torch.tensor([1.0, 0.0])),
+        (latent, 24, torch.zeros(2, 16, 2)),
+    ):
+        is_latent = scale.dim() == 3
+        pools = []
+        for _ in range(2):
+            cache = torch.zeros(2, 16, 2, rows.shape[2], dtype=torch.int8)
+            values = cache[..., :width] if is_latent else cache.clone()
+            pools.append([cache, values, scale.clone()])
+        tensors = (rows, rows[..., :width])
+        slots = torch.arange(15)
+        cache, values, scales = pools[0]
+        names = {"key_scale": scales, "value_scale": scales}
+        reference.write_kv(*tensors, cache, values, slots, **names)
+        cache, values, scales = pools[1]
+        names = {"key_scale": scales, "value_scale": scales}
+        result = kernel_calls.write_kv(*tensors, cache, values, slots, **names, folder=folder)
+        marked = [[cache, scales.nan_to_num(-1.0)] for cache, _, scales in pools]
+        if verdict := _verdict(result.violations, marked[1], marked[0]):
+            return verdict
+    return ""
 
 
 def _copy_blocks_verdict(folder: Path) -> str:
-    caches = [torch.randn(9, 16, 3, 64).half(), torch.randn(9, 16, 3, 64).half()]
     mapping = torch.tensor([[0, 1], [1, 2], [5, 6], [6, 5], [2, 900], [900, 3]])
+    caches = [torch.randn(9, 16, 3, 64).half(), torch.randn(9, 16, 3, 64).half()]
     expected = [cache.clone() for cache in caches]
     reference.copy_blocks(*expected, mapping[:4])
     result = kernel_calls.copy_blocks(*caches, mapping, folder=folder, seed=2)
-    return _verdict(result.violations, caches, expected)
+    if verdict := _verdict(result.violations, caches, expected):
+        return verdict
+    tensors = [torch.randint(-9, 9, (9, 16, 3, 40), dtype=torch.int8) for _ in range(2)]
+    tensors += [torch.randn(9, 16, 3) for _ in range(2)]
+    expected = [tensor.clone() for tensor in tensors]
+    names = ("key_scale", "value_scale")
+    reference.copy_blocks(*expected[:2], mapping[:4], **dict(zip(names, expected[2:], strict=True)))
+    scales = dict(zip(names, tensors[2:], strict=True))
+    result = kernel_calls.copy_blocks(*tensors[:2], mapping, **scales, folder=folder, seed=2)
+    return _verdict(result.violations, tensors, expected)
 
 
 def _merge_states_verdict(folder: Path) -> str:
@@ -610,6 +1094,10 @@ def _verdict(
 
 _VERDICTS = {
     "attention": partial(_attention_verdict, wanted="vector"),
+    "attention, int8": _int8_verdict,
+    "attention, tree": _tree_verdict,
+    "attention, latent": _latent_verdict,
+    "gather_kv": _gather_kv_verdict,
     "attention_mixed": partial(_attention_verdict, wanted="mixed"),
     "write_kv": _write_kv_verdict,
     "copy_blocks": _copy_blocks_verdict,

@@ -8,6 +8,7 @@
 
 #include "op_host/attention_tiling.h"
 #include "op_host/copy_blocks_tiling.h"
+#include "op_host/gather_kv_tiling.h"
 #include "op_host/merge_states_tiling.h"
 #include "op_host/write_kv_tiling.h"
 
@@ -84,6 +85,7 @@ std::string described(const char* name, size_t size, std::initializer_list<Field
 #define NAME(type) \
   template <>      \
   constexpr const char* kName<type> = #type
+NAME(Divisor);
 NAME(RowLayout);
 NAME(CacheLayout);
 NAME(Scales);
@@ -119,18 +121,26 @@ std::string all_structs() {
   const char* separator = "";
   for (const std::string& each : {
            STRUCT(Answer, num_cores, workspace_bytes, stem, kernel, refusal),
+           STRUCT(Divisor, multiplier, shift),
            STRUCT(RowLayout, token_stride, head_stride),
            STRUCT(CacheLayout, head_dim, block_stride, token_stride, head_stride),
-           STRUCT(AttentionTilingData, num_tokens, batch, num_heads, num_kv_heads, num_blocks,
-                  block_size, max_blocks_per_seq, table_row_stride, table_column_stride, query,
-                  output, key, value, sliding_window, causal, has_query_start_loc, has_alibi_slopes,
-                  has_sinks, has_lse, tile, max_rows, piece, split, max_pieces, key_columns,
+           STRUCT(AttentionTilingData, num_tokens, batch, num_heads, num_kv_heads,
+                  heads_per_kv_head, per_kv_head, num_blocks, block_size, per_block,
+                  max_blocks_per_seq, table_row_stride, table_column_stride, query, output, key,
+                  value, key_scale, value_scale, values_are_keys, tree_columns, tree_token_stride,
+                  sliding_window, causal, has_query_start_loc, has_alibi_slopes, has_sinks, has_lse,
+                  tile, max_rows, unit_rows, per_unit, split, max_pieces, key_columns,
                   value_columns, chunk_buffers, part_elements, exchange_keys, exchange_bytes, scale,
                   softcap),
            STRUCT(WriteKvTilingData, num_tokens, num_kv_heads, num_blocks, block_size, key_rows,
-                  value_rows, key, value, has_int64_slots, heads_per_copy),
+                  value_rows, key, value, key_scale, value_scale, chooses_key_scales,
+                  chooses_value_scales, values_are_keys, has_int64_slots, heads_per_copy),
            STRUCT(CopyBlocksTilingData, num_copies, num_kv_heads, num_blocks, block_size, key,
-                  value, has_int64_ids, id_row_stride, id_column_stride, tokens_per_copy),
+                  value, key_scale, value_scale, values_are_keys, scales_at, has_int64_ids,
+                  id_row_stride, id_column_stride, tokens_per_copy),
+           STRUCT(GatherKvTilingData, num_tokens, batch, num_kv_heads, num_blocks, block_size,
+                  max_blocks_per_seq, table_row_stride, table_column_stride, key, value, key_scale,
+                  value_scale, tokens_per_copy),
            STRUCT(MergeStatesTilingData, num_tokens, num_heads, head_dim, out_a, out_b, out, lse_a,
                   lse_b),
            STRUCT(Scales, data, block_stride, token_stride, head_stride, are_per_token),
@@ -138,13 +148,14 @@ std::string all_structs() {
            STRUCT(Pool, dtype, num_blocks, block_size, num_kv_heads, key, value),
            STRUCT(Rows, data, token_stride, head_stride),
            STRUCT(BlockTables, data, row_stride, column_stride),
-           STRUCT(TreeMask, data, token_stride, column_stride),
+           STRUCT(TreeMask, data, token_stride, column_stride, num_columns),
            STRUCT(AttentionShape, dtype, pool, block_tables, max_blocks_per_seq, batch, num_tokens,
                   num_heads, query, output, lse, scale, softcap, sliding_window, causal,
                   has_query_start_loc, has_alibi_slopes, has_sinks, tree_mask),
            STRUCT(WriteKvShape, dtype, pool, key, value, num_tokens, has_int64_slots),
            STRUCT(CopyBlocksShape, pool, num_copies, has_int64_ids, id_row_stride,
                   id_column_stride),
+           STRUCT(GatherKvShape, dtype, pool, block_tables, max_blocks_per_seq, batch, num_tokens),
            STRUCT(MergeStatesParams, dtype, num_tokens, num_heads, head_dim, out_a, out_b, out,
                   lse_a, lse_b, lse),
        }) {
@@ -163,15 +174,12 @@ const char* structs() {
   return text.c_str();
 }
 
-// Cores of the chip, 0 if it is unknown.
-int64_t soc_cube_cores(const char* name) {
-  const Soc* soc = find_soc(name);
-  return soc == nullptr ? 0 : soc->cube_cores;
-}
-
-int64_t soc_vector_cores(const char* name) {
-  const Soc* soc = find_soc(name);
-  return soc == nullptr ? 0 : soc->vector_cores;
+// Cube cores of a device of that chip which says so much of itself; 0 if there are no kernels for
+// it, -1 if it hasn't twice as many vector cores.
+int64_t soc_cube_cores(const char* name, int64_t cube_cores, int64_t vector_cores, int64_t arch) {
+  const auto soc = soc_of_device(name, {cube_cores, vector_cores, arch});
+  if (!soc || soc->name != name) return 0;
+  return soc->vector_cores == 2 * soc->cube_cores ? soc->cube_cores : -1;
 }
 
 int64_t usable_ub() { return kUsableUb; }
@@ -180,16 +188,18 @@ int64_t usable_l1() { return kUsableL1; }
 
 int64_t attention_ub_bytes(int64_t head_dim, int64_t head_dim_v, int64_t element_size, int64_t rows,
                            int64_t tile) {
-  return attention_ub_bytes(head_dim, head_dim_v, element_size, {rows, tile});
+  const Dtype dtype = element_size == 4 ? Dtype::kFloat32 : Dtype::kFloat16;
+  return attention_ub_bytes({dtype, dtype, head_dim, head_dim_v, false, false}, {rows, tile});
 }
 
-int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, int64_t rows, int64_t tile) {
-  return attention_l1_bytes(head_dim, head_dim_v, {rows, tile});
+int64_t attention_l1_bytes(int64_t head_dim, int64_t head_dim_v, int64_t rows, int64_t tile,
+                           int64_t bands) {
+  return attention_l1_bytes(head_dim, head_dim_v, {rows, tile}, bands);
 }
 
-int64_t softmax_ub_bytes(int64_t head_dim_v, int64_t rows, int64_t tile, int64_t buffers,
-                         int64_t has_alibi, int64_t split) {
-  return softmax_ub_bytes(head_dim_v, {rows, tile}, buffers, has_alibi != 0, split != 0);
+int64_t softmax_ub_bytes(int64_t head_dim_v, int64_t rows, int64_t tile, int64_t bands,
+                         int64_t buffers, int64_t has_alibi, int64_t split) {
+  return softmax_ub_bytes(head_dim_v, {rows, tile}, bands, buffers, has_alibi != 0, split != 0);
 }
 
 // `wanted` is "vector", "mixed", or empty for the usual kernel.
@@ -206,6 +216,11 @@ void plan_write_kv(const WriteKvShape* shape, int64_t cores, WriteKvTilingData* 
 void plan_copy_blocks(const CopyBlocksShape* shape, int64_t cores, CopyBlocksTilingData* tiling,
                       Answer* to) {
   answer(tiling, to, [&] { return plan_copy_blocks(*shape, chip(cores)); });
+}
+
+void plan_gather_kv(const GatherKvShape* shape, int64_t cores, GatherKvTilingData* tiling,
+                    Answer* to) {
+  answer(tiling, to, [&] { return plan_gather_kv(*shape, chip(cores)); });
 }
 
 void plan_merge_states(const MergeStatesParams* params, int64_t cores,

@@ -280,28 +280,48 @@ def test_every_op_on_npu_tensors_gives_what_it_gives_on_the_cpu() -> None:
     assert torch.allclose(got[1].cpu(), want[1], atol=1e-5)
 
 
-def test_gather_kv_on_npu_tensors_is_refused_by_name() -> None:
-    _, key_cache, value_cache, tables, lengths = Decode().arguments("npu:0")
-    with pytest.raises(RuntimeError, match=r"paged::gather_kv: key_cache is on an NPU"):
-        paged_ops.gather_kv(key_cache, value_cache, tables, lengths)
+def test_gather_kv_on_npu_tensors_gives_what_it_gives_on_the_cpu() -> None:
+    decode = Decode()
+    want = paged_ops.gather_kv(*decode.arguments()[1:])
+    got = paged_ops.gather_kv(*decode.arguments("npu:0")[1:])
+    assert launches()["last"]["kernel"] == "paged_gather_kv_16bit"
+    for there, here in zip(got, want, strict=True):
+        assert there.device == torch.device("npu:0")
+        assert torch.equal(there.cpu(), here)
 
 
-def test_quantised_caches_and_tree_masks_on_the_npu_are_refused_by_name() -> None:
+def test_float8_caches_on_the_npu_are_refused_by_every_op_by_name() -> None:
     query, _, _, tables, lengths = Decode().arguments("npu:0")
     shape = (NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
-    caches = [torch.zeros(shape, dtype=torch.int8).npu() for _ in range(2)]
-    scales = {name: torch.ones(()).npu() for name in ("key_scale", "value_scale")}
     new = torch.zeros(1, NUM_KV_HEADS, HEAD_DIM).half().npu()
-    refusal = "key_cache is torch.int8 on an NPU"
-    with pytest.raises(RuntimeError, match=refusal):
-        paged_ops.attention(query, *caches, tables, lengths, **scales)
-    with pytest.raises(RuntimeError, match=refusal):
-        paged_ops.write_kv(new, new, *caches, torch.tensor([0]).npu(), **scales)
-    with pytest.raises(RuntimeError, match=refusal):
-        paged_ops.copy_blocks(*caches, torch.tensor([[0, 1]]).npu(), **scales)
-    mask = torch.ones(3, 1, dtype=torch.bool).npu()
-    with pytest.raises(RuntimeError, match="tree_mask is a tensor on an NPU"):
-        paged_ops.attention(*Decode().arguments("npu:0"), tree_mask=mask)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        caches = [torch.zeros(shape, dtype=torch.uint8).view(dtype).npu() for _ in range(2)]
+        for call, arguments in (
+            (paged_ops.attention, (query, *caches, tables, lengths)),
+            (paged_ops.write_kv, (new, new, *caches, torch.tensor([0]).npu())),
+            (paged_ops.copy_blocks, (*caches, torch.tensor([[0, 1]]).npu())),
+            (paged_ops.gather_kv, (*caches, tables, lengths)),
+        ):
+            with pytest.raises(RuntimeError, match=f"{dtype} on an NPU, .* a 910B has no float8"):
+                call(*arguments)
+
+
+def test_a_tree_mask_of_any_strides_is_read() -> None:
+    decode = Decode()
+    here, there = decode.arguments(), decode.arguments("npu:0")
+    starts = torch.tensor([0, 2, 2, 3], dtype=torch.int32)
+    mask = torch.tensor([[1, 0], [0, 1], [1, 0]], dtype=torch.bool)
+    on_npu = mask.npu()
+    for each in (
+        on_npu,
+        mask.T.contiguous().npu().T,
+        on_npu[:, :1].expand(3, 2),
+        on_npu[:1].expand(3, 2),
+    ):
+        want = paged_ops.attention(*here, starts, tree_mask=each.cpu())
+        got = paged_ops.attention(*there, starts.npu(), tree_mask=each)
+        assert launches()["last"]["kernel"] == "paged_attention_float16"
+        assert torch.allclose(got.cpu().float(), want.float(), atol=2e-3)
 
 
 def test_an_op_runs_on_the_npu_of_its_tensors_whichever_is_current() -> None:
@@ -471,15 +491,19 @@ def test_an_op_comes_after_what_torch_npu_has_queued_before_it() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_simulated_npu_is_the_chip_that_is_asked_for() -> None:
+@pytest.mark.parametrize(("cores", "blocks"), [(None, 40), ("9", 18), ("unsaid", 40)])
+def test_a_launch_has_the_cores_of_the_device_or_else_of_its_chip(
+    cores: str | None, blocks: int
+) -> None:
     done = run_python(
         "import paged_ops\n"
         "rows, cache = torch.ones(200, 1, 16).npu(), torch.zeros(13, 16, 1, 16).npu()\n"
         "paged_ops.write_kv(rows, rows, cache, cache.clone(), torch.arange(200).npu())\n"
         "print(torch.npu.get_device_name(), environment.report()['launches']['last']['blocks'])\n",
         PAGED_SIM_SOC="Ascend910B4",
+        PAGED_SIM_CORES=cores,
     )
-    assert "Ascend910B4 40" in done.stdout
+    assert f"Ascend910B4 {blocks}" in done.stdout, done.stderr
 
 
 def test_an_npu_kernel_that_breaks_a_rule_or_is_missing_fails_the_call() -> None:

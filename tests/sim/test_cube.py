@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from math import ceil
 
 import numpy as np
 import pytest
@@ -145,7 +146,8 @@ def test_work_that_overlaps_takes_less_than_its_sum() -> None:
     (cube,) = counters.of_kind(cube=True)
     for vector in counters.of_kind(cube=False):
         assert vector.total_cycles > cube.busy_cycles["MTE2"] + cube.busy_cycles["FIX"]
-    assert counters.total_cycles == max(core.total_cycles for core in counters.cores)
+    start = 5 * 1800  # microseconds, MHz
+    assert counters.total_cycles == start + max(core.total_cycles for core in counters.cores)
     assert cube.work() == max(cube.busy_cycles.values())
 
 
@@ -202,8 +204,8 @@ def test_cycles_are_those_of_the_documented_model(dtype: str, steps: int) -> Non
     loads = 8 + 128 * a.itemsize // 32  # one for each row of fractals of a, and depth of b
     assert core.busy_cycles["M"] == 8 + steps
     assert core.busy_cycles["MTE1"] == 4 * loads + a.nbytes // 256 + a.nbytes // 128
-    assert core.busy_cycles["MTE2"] == 2 * (24 + -(-a.nbytes // 37))
-    assert core.busy_cycles["FIX"] == 24 + -(-c.nbytes // 115)
+    assert core.busy_cycles["MTE2"] == 2 * (24 + ceil(128 * 1.7 + a.nbytes / 35.5))
+    assert core.busy_cycles["FIX"] == 24 + ceil(c.nbytes / 86)
     assert core.total_cycles > sum(core.busy_cycles[p] for p in ("MTE2", "MTE1", "M", "FIX"))
 
 

@@ -185,6 +185,7 @@ CORES = [
     ("sync_workspace_is_large_enough", "gm-bounds", "the workspace has less than 64 bytes"),
     ("sync_workspace_is_zero", "sync-all", "the workspace must be zero before the launch"),
     ("sync_all_needs_a_mixed_kernel", "kernel-type", "KERNEL_TASK_TYPE_DEFAULT"),
+    ("kernels_state_their_type", "kernel-type", "the kernel states no type"),
 ]
 CUBE = [
     ("cubes_have_no_vector_unit", "core-kind", "Duplicate works on the pipe V, which a cube core"),
@@ -203,6 +204,9 @@ CUBE = [
         "core-kind",
         "SetFlag<MTE2_V>, but a cube core doesn't",
     ),
+    ("pipes_have_set_their_own_flags", "event-twice", "the TPipe of a cube core sets 0, 1 and 2"),
+    ("pipes_find_their_flags_set", "event-wait", "the TPipe ends with WaitFlag<M_MTE1>(1)"),
+    ("pipes_hold_their_own_ids", "event-id", "no M_MTE1 id is free"),
     ("barriers_are_on_pipes_of_the_core", "core-kind", "PipeBarrier<PIPE_MTE3>, which a cube core"),
     ("loads_come_from_l1", "position", "LoadData: src lies in L0B, expected L1"),
     ("left_matrices_lie_in_l0a", "position", "Mmad: fm lies in L0B, expected L0A"),
@@ -503,7 +507,10 @@ def test_writing_next_to_a_tensor_is_reported_even_through_a_bare_pointer(tmp_pa
     source.write_text(
         """
         #include "kernel_operator.h"
-        extern "C" __global__ __aicore__ void bare(GM_ADDR out) { out[8] = 1; }
+        extern "C" __global__ __aicore__ void bare(GM_ADDR out) {
+          KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+          out[8] = 1;
+        }
         """
     )
     result = launch(Kernel(source, "bare"), 1, write(np.zeros(2, np.float32), "out"))

@@ -30,10 +30,11 @@ STRUCTS = {
     "attention": ("AttentionShape", "AttentionTilingData"),
     "write_kv": ("WriteKvShape", "WriteKvTilingData"),
     "copy_blocks": ("CopyBlocksShape", "CopyBlocksTilingData"),
+    "gather_kv": ("GatherKvShape", "GatherKvTilingData"),
     "merge_states": ("MergeStatesParams", "MergeStatesTilingData"),
 }
-# Those of the kernels, in the order of the enum Dtype.
-DTYPES = ("float32", "float16", "bfloat16")
+# In the order of the enum Dtype.
+DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 
 @cache
@@ -54,14 +55,14 @@ def library() -> Any:
         "usable_ub": 0,
         "usable_l1": 0,
         "attention_ub_bytes": 5,
-        "attention_l1_bytes": 4,
-        "softmax_ub_bytes": 6,
+        "attention_l1_bytes": 5,
+        "softmax_ub_bytes": 7,
     }
     for name, arguments in counts.items():
         getattr(loaded, name).restype = ctypes.c_int64
         getattr(loaded, name).argtypes = [ctypes.c_int64] * arguments
-    for name in ("soc_cube_cores", "soc_vector_cores"):
-        getattr(loaded, name).restype = ctypes.c_int64
+    loaded.soc_cube_cores.restype = ctypes.c_int64
+    loaded.soc_cube_cores.argtypes = [ctypes.c_char_p] + [ctypes.c_int64] * 3
     loaded.structs.restype = ctypes.c_char_p
     return loaded
 

@@ -22,7 +22,7 @@ from paged_ops.bench.attention.pictures import draw_curves, draw_workloads
 from paged_ops.bench.attention.report import LEGEND, Table, notes
 from paged_ops.bench.attention.result import Result
 from paged_ops.bench.peers import PEERS, Peer
-from paged_ops.bench.timing import Flusher, interleaved_medians
+from paged_ops.bench.timing import Flusher, interleaved_samples
 from paged_ops.bench.workloads import CURVES, WORKLOADS, WRITES, Workload
 
 _USUAL_PEERS = [name for name, peer in PEERS.items() if not peer.on_request]
@@ -71,14 +71,14 @@ def _measure(
 ) -> tuple[list[Result], dict[str, list[Result]]]:
     """Run what was asked for: the workloads, and the curves by name."""
     table = Table([*peers, INDEX_COPY])
-    clock = partial(interleaved_medians, samples=options.samples, flush=Flusher())
+    clock = partial(interleaved_samples, samples=options.samples, flush=Flusher())
     print(table.header())
 
     def rows(measure: Callable[..., Result], workloads: Iterable[Workload]) -> list[Result]:
         found = []
         for workload in workloads:
             result = measure(workload, peers, options.block_size, clock)
-            print("\n".join([table.row(result), *notes(result)]), flush=True)
+            print("\n".join([*table.rows(result), *notes(result)]), flush=True)
             found.append(result)
         return found
 

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paged_ops.bench.attention.limits import limits
+from paged_ops.bench.attention.limits import fastest_unit, limits
 from paged_ops.bench.attention.result import OURS, Result
 from paged_ops.bench.peers import Call, Peer, Unsupported
+from paged_ops.bench.timing import Samples
 from paged_ops.bench.workloads import Inputs, Workload, make_inputs
 
-Clock = Callable[[dict[str, Callable[[], object]]], dict[str, float]]
-"""Times calls in rotation; returns the median of each."""
+Clock = Callable[[dict[str, Callable[[], object]]], dict[str, Samples]]
+"""Times calls in rotation."""
 
 INDEX_COPY = "index_copy"
 """What torch itself writes a cache with."""
@@ -37,7 +38,12 @@ def measure_attention(
     """Time attention. A peer whose result differs from ours is reported, not timed."""
     inputs = make_inputs(workload, block_size)
     calls, notes = checked(inputs, peers)
-    return _timed(workload, {OURS: ours(inputs), **calls}, limits(inputs), notes, clock)
+    result = _timed(workload, {OURS: ours(inputs), **calls}, limits(inputs), notes, clock)
+    result.kernels = _kernels(inputs, {name: peers[name] for name in calls})
+    unit = fastest_unit(workload.dtype)
+    if unit is not None:
+        result.kernels["unit"] = unit[0]
+    return result
 
 
 def measure_write(
@@ -55,7 +61,13 @@ def measure_write(
     mine = {OURS: _our_write(inputs, key, value)}
     result = _timed(workload, {**mine, **torch_writes, **made}, copy, notes, clock)
     result.is_write = True
+    result.kernels = _kernels(inputs, {name: peers[name] for name in made})
     return result
+
+
+def _kernels(inputs: Inputs, peers: Mapping[str, Peer]) -> dict[str, str]:
+    """Return which of its kernels each peer took, if it has several."""
+    return {name: peer.kernel(inputs) for name, peer in peers.items() if peer.kernel is not None}
 
 
 def ours(inputs: Inputs) -> Call:
@@ -68,7 +80,7 @@ def ours(inputs: Inputs) -> Call:
 
 def checked(inputs: Inputs, peers: Mapping[str, Peer]) -> tuple[dict[str, Call], dict[str, str]]:
     """Make the calls of the peers whose results agree with ours; say what is wrong with others."""
-    expected = _rows(ours(inputs)())
+    expected = ours(inputs)()
     tolerance = _TOLERANCES[inputs.workload.dtype]
     calls: dict[str, Call] = {}
     notes: dict[str, str] = {}
@@ -78,12 +90,20 @@ def checked(inputs: Inputs, peers: Mapping[str, Peer]) -> tuple[dict[str, Call],
         except Unsupported as reason:
             notes[name] = str(reason)
             continue
-        error = _distance(_rows(call()), expected)
-        if error <= tolerance:  # which NaN is not
+        wrong = disagreement(call(), expected, tolerance)
+        if wrong is None:
             calls[name] = call
         else:
-            notes[name] = f"wrong: differs from ours by {error:.2g} of a row, limit {tolerance}"
+            notes[name] = wrong
     return calls, notes
+
+
+def disagreement(result: Any, expected: Any, tolerance: float) -> str | None:
+    """Say by how much a row differs from ours, if that is more than a share of its length."""
+    error = _distance(_rows(result), _rows(expected))
+    if error <= tolerance:  # which NaN is not
+        return None
+    return f"wrong: differs from ours by {error:.2g} of a row, limit {tolerance}"
 
 
 def _rows(result: Any) -> Tensor:
@@ -117,5 +137,5 @@ def _timed(
     clock: Clock,
 ) -> Result:
     times = clock({**calls, **bounds})
-    seconds = {name: times[name] for name in calls}
-    return Result(workload, seconds, {name: times[name] for name in bounds}, notes)
+    samples = {name: times[name] for name in calls}
+    return Result(workload, samples, {name: times[name] for name in bounds}, notes)

@@ -15,14 +15,15 @@ def draw_workloads(path: Path, results: Sequence[Result]) -> None:
     figure = Figure(figsize=(max(6.0, 0.8 * len(results)), 6.5), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     names = [result.workload.name for result in results]
-    shares = [100 * (result.share_of_limit or 0.0) for result in results]
+    shares = [100 * (result.cold.share_of_limit or 0.0) for result in results]
     above.bar_label(above.bar(names, shares, color="#3a7d44"), fmt="%.0f")
     above.margins(y=0.1)
     above.axhline(100, color="black", linewidth=0.8)
     above.set_ylabel("percent of the machine's limit")
-    best = [result.best_peer for result in results]
+    best = [result.cold.best_peer for result in results]
     ratios = [
-        result.ratios[peer] if peer else 0.0 for result, peer in zip(results, best, strict=True)
+        result.cold.ratios[peer] if peer else 0.0
+        for result, peer in zip(results, best, strict=True)
     ]
     labels = [f"{ratio:.2f}\n{peer}" for ratio, peer in zip(ratios, best, strict=True)]
     below.bar_label(below.bar(names, ratios, color="#4c72b0"), labels, fontsize=8)
@@ -42,11 +43,12 @@ def draw_curves(path: Path, curves: Mapping[str, Sequence[Result]]) -> None:
         figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
     ):
         at = [int(result.workload.name.split()[-1]) for result in results]
-        for peer in results[0].seconds:
-            times = [1e3 * result.seconds.get(peer, float("nan")) for result in results]
+        figures = [result.cold for result in results]
+        for peer in figures[0].seconds:
+            times = [1e3 * each.seconds.get(peer, float("nan")) for each in figures]
             axis.plot(at, times, marker="o", label=peer)
-        if all("blocks" in result.limits for result in results):
-            limit = [1e3 * result.limits["blocks"] for result in results]
+        if all("blocks" in each.limits for each in figures):
+            limit = [1e3 * each.limits["blocks"] for each in figures]
             axis.plot(at, limit, color="black", linestyle="--", label="reading the blocks")
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from paged_ops.bench.attention.result import Result
+from paged_ops.bench.attention.result import OURS, Figures, Result
 
 LEGEND = """\
+Cold: the caches were flushed before the call. Warm: the call follows others like it.
 "/ peer" is our time over the peer's: below 1 paged attention is the faster one.
-"% limit" is the least time that the machine needs, over ours: reading the blocks in the order of
-the tables, or the operations at the speed of a product of matrices, whichever is longer; for a
-write a plain copy."""
+"% read" is the time of reading the blocks in the order of the tables, over ours; for a write that
+of a plain copy. "% unit" is the time of the operations in the unit of the processor that multiplies
+this dtype fastest, over ours. The larger of the two is the limit that binds."""
 
 
 class Table:
@@ -22,21 +23,26 @@ class Table:
     def header(self) -> str:
         """Return the first line."""
         peers = "".join(f" {'/ ' + name:>{width}}" for name, width in self._widths.items())
-        return f"{'workload':13} {'ms':>8} {'GB/s':>6} {'GFLOP/s':>8}{peers} {'% limit':>8}"
+        columns = f"{'workload':13} {'':4} {'ms':>8} {'GB/s':>6} {'GFLOP/s':>8}"
+        return f"{columns}{peers} {'% read':>7} {'% unit':>7}"
 
-    def row(self, result: Result) -> str:
-        """Return the line of a workload."""
+    def rows(self, result: Result) -> Iterator[str]:
+        """Yield the lines of a workload: cold, and warm."""
+        for kind, figures in (("cold", result.cold), ("warm", result.warm)):
+            yield f"{result.workload.name:13} {kind} {self._row(figures)}"
+
+    def _row(self, figures: Figures) -> str:
         cells = "".join(
-            f" {_number(result.ratios.get(name), '.2f'):>{width}}"
+            f" {_number(figures.ratios.get(name), '.2f'):>{width}}"
             for name, width in self._widths.items()
         )
-        share = result.share_of_limit
-        percent = None if share is None else 100 * share
-        flops = result.gigaflops or None
+        read, unit = (
+            _number(None if share is None else 100 * share, ".0f")
+            for share in (figures.share_of_memory, figures.share_of_products)
+        )
         return (
-            f"{result.workload.name:13} {1e3 * result.seconds['paged']:8.3f} "
-            f"{result.gigabytes_per_second:6.1f} {_number(flops, '.0f'):>8}{cells} "
-            f"{_number(percent, '.0f'):>8}"
+            f"{1e3 * figures.seconds[OURS]:8.3f} {figures.gigabytes_per_second:6.1f} "
+            f"{_number(figures.gigaflops or None, '.0f'):>8}{cells} {read:>7} {unit:>7}"
         )
 
 

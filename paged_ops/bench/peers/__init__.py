@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paged_ops.bench.peers import openvino_cpu, sgl_cpu, torch_flex, torch_sdpa, vllm_cpu
-from paged_ops.bench.peers.peer import Call, Peer, Unsupported
+from paged_ops.bench.peers.peer import Call, Latent, Peer, Quantised, Unsupported
 
 PEERS: dict[str, Peer] = {
     "gather+sdpa": torch_sdpa.GATHERED,
@@ -14,4 +14,4 @@ PEERS: dict[str, Peer] = {
     "openvino": openvino_cpu.PEER,
 }
 
-__all__ = ["PEERS", "Call", "Peer", "Unsupported"]
+__all__ = ["PEERS", "Call", "Latent", "Peer", "Quantised", "Unsupported"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -28,6 +28,45 @@ def filling(result: Tensor, op: Callable[..., object], *arguments: object) -> Ca
 
 
 @dataclass(frozen=True)
+class Quantised:
+    """Attention over a cache of a peer's own 8-bit elements.
+
+    Attributes
+    ----------
+    attention : callable
+        Makes the call to time, with a cache that holds the K and V of a workload.
+    bytes_per_row : float
+        Of a token's K and V in one head: elements, and what is kept beside them.
+    """
+
+    attention: Callable[[Inputs], Call]
+    bytes_per_row: float
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Decode over latent rows: one KV head, whose values are the first elements of its keys.
+
+    Attributes
+    ----------
+    query : Tensor
+        ``[batch, num_heads, head_dim]``.
+    cache : Tensor
+        ``[num_blocks, block_size, 1, head_dim]``.
+    head_dim_v : int
+        Elements of a value.
+    block_tables, seq_lens : Tensor
+        Of the sequences.
+    """
+
+    query: Tensor
+    cache: Tensor
+    head_dim_v: int
+    block_tables: Tensor
+    seq_lens: Tensor
+
+
+@dataclass(frozen=True)
 class Peer:
     """An implementation of attention that ours is compared with.
 
@@ -41,6 +80,12 @@ class Peer:
         Makes the call to time; everything that is done once is done here.
     write : callable or None
         Makes a call that writes the K and V of a workload into the peer's own cache.
+    kernel : callable or None
+        Returns which of its kernels the peer takes for a workload, where it has several.
+    quantised : mapping of str to Quantised
+        By dtype, as the peer calls it.
+    latent : callable or None
+        Makes a call that attends to latent rows.
     on_request : bool
         Whether the benchmark takes the peer only where it is named, because it takes minutes.
     """
@@ -49,4 +94,7 @@ class Peer:
     absence: Callable[[], str | None]
     attention: Callable[[Inputs], Call]
     write: Callable[[Inputs], Callable[[], object]] | None = None
+    kernel: Callable[[Inputs], str] | None = None
+    quantised: Mapping[str, Quantised] = field(default_factory=dict)
+    latent: Callable[[Latent], Call] | None = None
     on_request: bool = False

@@ -121,7 +121,7 @@ inline TreeMask check_tree_mask_shape(const Checks& checks, const AttentionInput
         "alibi_slopes is a tensor, expected None: ALiBi goes by position, which tree_mask leaves "
         "open");
   }
-  return {static_cast<const uint8_t*>(mask.data()), mask.stride(0), mask.stride(1)};
+  return {static_cast<const uint8_t*>(mask.data()), mask.stride(0), mask.stride(1), mask.size(1)};
 }
 
 // Everything but values and where the results go.

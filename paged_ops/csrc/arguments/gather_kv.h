@@ -31,6 +31,7 @@ inline GatherKvShape check_gather_kv_shapes(const Checks& checks, const GatherKv
   shape.dtype = is_quantised(shape.pool.dtype) ? Dtype::kFloat32 : shape.pool.dtype;
   check_length_shapes(checks, in.block_tables, in.seq_lens, in.key_cache);
   shape.block_tables = tables_of(in.block_tables);
+  shape.max_blocks_per_seq = in.block_tables.size(1);
   shape.batch = in.seq_lens.size(0);
   return shape;
 }

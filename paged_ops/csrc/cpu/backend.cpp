@@ -36,8 +36,7 @@ std::string isa() { return selected_isa().name; }
 
 const Backend backend = {
     .name = "CPU",
-    .takes_quantised = true,
-    .takes_tree_mask = true,
+    .takes_float8 = true,
     .reads_values = [] { return true; },
     // A copy of a tensor to itself returns at once.
     .touch =
@@ -53,7 +52,8 @@ const Backend backend = {
            const std::vector<int64_t>& pairs) {
           copy_blocks({shape, pairs.data()}, thread_pool());
         },
-    .gather_kv = [](const GatherKvParams& params) { gather_kv(params, thread_pool()); },
+    .gather_kv = [](const Checks&, const GatherKvInputs&,
+                    const GatherKvParams& params) { gather_kv(params, thread_pool()); },
     .merge_states = [](const Checks&, const MergeStatesInputs&,
                        const MergeStatesParams& params) { merge_states(params, thread_pool()); },
 };

@@ -43,7 +43,18 @@ struct PieceRange {
   int64_t end;
 };
 
+// How a call may be cut: into spans of so many rows, and those between pieces of so many keys.
+struct SpanLimits {
+  int64_t most_rows;
+  int64_t piece_keys;
+};
+
+// Rows of a span share the packing of their keys, so more are better; but their states (half a
+// megabyte at head_dim 128) have to stay in a cache, and threads need tasks to share.
+constexpr SpanLimits kSpansOfPieces = {1024, kPiece};
+
 struct AttentionKernels {
+  SpanLimits (*span_limits)(const AttentionParams& params);
   // Bytes of 64-byte aligned scratch memory that a thread needs for spans of at most `num_rows`.
   int64_t (*scratch_bytes)(const AttentionParams& params, int64_t num_rows);
   // Attends the span to all it sees and writes its output.

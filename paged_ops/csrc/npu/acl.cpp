@@ -11,11 +11,16 @@ namespace {
 constexpr const char* kLibrary = "libascendcl.so";
 
 template <class F>
-void find(void* library, const char* name, F*& function) {
+void find_optional(void* library, const char* name, F*& function) {
   function = reinterpret_cast<F*>(dlsym(library, name));
+}
+
+template <class F>
+void find(void* library, const char* name, F*& function) {
+  find_optional(library, name, function);
   if (function == nullptr) {
     throw std::runtime_error(std::string(kLibrary) + " has no " + name +
-                             ", expected CANN 8.1 or later");
+                             ", expected CANN 8.5 or later");
   }
 }
 
@@ -25,6 +30,7 @@ Acl load() {
   Acl found;
   find(library, "aclrtGetSocName", found.aclrtGetSocName);
   find(library, "aclGetRecentErrMsg", found.aclGetRecentErrMsg);
+  find_optional(library, "aclrtGetDeviceInfo", found.aclrtGetDeviceInfo);
   find(library, "aclrtBinaryLoadFromFile", found.aclrtBinaryLoadFromFile);
   find(library, "aclrtBinaryGetFunction", found.aclrtBinaryGetFunction);
   find(library, "aclrtKernelArgsInit", found.aclrtKernelArgsInit);

@@ -33,9 +33,16 @@ constexpr int kScheduleAttribute = 1;
 constexpr uint8_t kBatchSchedule =
     1;  // start when all cores of the launch are free, not one by one
 
+// What can be asked of a device.
+constexpr uint32_t kCubeCores = 102;
+constexpr uint32_t kVectorCores = 201;
+constexpr uint32_t kArchitecture = 601;
+
 struct Acl {
   const char* (*aclrtGetSocName)();
   const char* (*aclGetRecentErrMsg)();
+  // Null in a CANN that hasn't got it.
+  AclError (*aclrtGetDeviceInfo)(uint32_t device, uint32_t attribute, int64_t* value);
 
   // `path` is absolute. Null options: all defaults.
   AclError (*aclrtBinaryLoadFromFile)(const char* path, void* options, BinaryHandle* binary);

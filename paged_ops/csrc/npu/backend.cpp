@@ -23,6 +23,8 @@
 #include "npu/launch.h"
 #include "op_host/attention_tiling.h"
 #include "op_host/copy_blocks_tiling.h"
+#include "op_host/echo_arguments_tiling.h"
+#include "op_host/gather_kv_tiling.h"
 #include "op_host/merge_states_tiling.h"
 #include "op_host/write_kv_tiling.h"
 
@@ -111,7 +113,7 @@ class Call {
   void run(const MakePlan& make_plan, std::vector<const void*> pointers, bool takes_workspace,
            std::initializer_list<const Argument*> arguments) const {
     try {
-      const auto plan = make_plan(this_soc());
+      const auto plan = make_plan(this_soc(first_.get_device()));
       // Freed when this call returns, but reused by nothing that runs before the kernel: torch
       // hands it out again only to work in the same stream.
       OptionalTensor workspace;
@@ -137,16 +139,43 @@ class Call {
   torch::stable::accelerator::DeviceGuard guard_;
 };
 
-void attention(const Checks& checks, const AttentionInputs& in, const AttentionShape& shape,
+// The mask with the columns of a token side by side, as the kernels read it: the tensor's own, or
+// a copy, which lives as long as this.
+class DenseMask {
+ public:
+  DenseMask(const Argument& arg, const TreeMask& mask) : mask_(mask) {
+    const bool is_dense = (mask.column_stride == 1 || mask.num_columns <= 1) &&
+                          (mask.token_stride >= mask.num_columns || arg.size(0) <= 1);
+    if (is_dense) return;
+    copy_ = torch::stable::contiguous(arg.tensor());
+    mask_ = {static_cast<const uint8_t*>(copy_->const_data_ptr()), mask.num_columns, 1,
+             mask.num_columns};
+  }
+
+  const TreeMask& mask() const { return mask_; }
+
+ private:
+  OptionalTensor copy_;
+  TreeMask mask_;
+};
+
+void attention(const Checks& checks, const AttentionInputs& in, const AttentionShape& given,
                const AttentionValues&) {
-  if (shape.num_tokens == 0) return;
+  if (given.num_tokens == 0) return;
   const Call call(checks, in.query);
+  AttentionShape shape = given;
+  std::optional<DenseMask> tree_mask;
+  if (in.tree_mask.is_given()) {
+    tree_mask.emplace(in.tree_mask, given.tree_mask);
+    shape.tree_mask = tree_mask->mask();
+  }
   const Dense seq_lens(in.seq_lens), query_start_loc(in.query_start_loc);
   const Dense alibi_slopes(in.alibi_slopes, ScalarType::Float);
   const Dense sinks(in.sinks, ScalarType::Float);
   call.run([&](const Soc& soc) { return plan_attention(shape, soc, wanted_kernel()); },
            {shape.query.data, shape.pool.key.data, shape.pool.value.data, shape.block_tables.data,
             seq_lens.data(), query_start_loc.data(), alibi_slopes.data(), sinks.data(),
+            shape.pool.key.scales.data, shape.pool.value.scales.data, shape.tree_mask.data,
             shape.output.data, shape.lse},
            true, {&in.query, &in.key_cache, &in.value_cache, &in.block_tables});
 }
@@ -156,10 +185,15 @@ void write_kv(const Checks& checks, const WriteKvInputs& in, const WriteKvShape&
   if (shape.num_tokens == 0) return;
   const Call call(checks, in.key);
   const Dense slots(in.slot_mapping);
-  call.run(
-      [&](const Soc& soc) { return plan_write_kv(shape, soc); },
-      {shape.key.data, shape.value.data, shape.pool.key.data, shape.pool.value.data, slots.data()},
-      false, {&in.key, &in.value, &in.key_cache, &in.value_cache});
+  const Cache &key_cache = shape.pool.key, &value_cache = shape.pool.value;
+  std::vector<const void*> pointers = {shape.key.data, shape.value.data, key_cache.data,
+                                       value_cache.data};
+  if (is_quantised(shape.pool.dtype)) {
+    pointers.insert(pointers.end(), {key_cache.scales.data, value_cache.scales.data});
+  }
+  pointers.push_back(slots.data());
+  call.run([&](const Soc& soc) { return plan_write_kv(shape, soc); }, std::move(pointers), false,
+           {&in.key, &in.value, &in.key_cache, &in.value_cache});
 }
 
 void merge_states(const Checks& checks, const MergeStatesInputs& in,
@@ -176,9 +210,11 @@ void copy_blocks(const Checks& checks, const CopyBlocksInputs& in, const CopyBlo
                  const std::vector<int64_t>&) {
   if (shape.num_copies == 0) return;
   const Call call(checks, in.key_cache);
+  const Cache &key_cache = shape.pool.key, &value_cache = shape.pool.value;
   call.run([&](const Soc& soc) { return plan_copy_blocks(shape, soc); },
-           {shape.pool.key.data, shape.pool.value.data, in.block_mapping.data()}, true,
-           {&in.key_cache, &in.value_cache, &in.block_mapping});
+           {key_cache.data, value_cache.data, key_cache.scales.data, value_cache.scales.data,
+            in.block_mapping.data()},
+           true, {&in.key_cache, &in.value_cache, &in.block_mapping});
 }
 
 // A dimension changes places with itself: nothing is launched, so a captured graph has nothing of
@@ -190,34 +226,81 @@ void touch(const Tensor& written) {
   torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// `dtype` is a name of torch's: float16, bfloat16 or float32.
-std::string attention_kernel(std::string dtype, int64_t head_dim, int64_t head_dim_v) {
-  const Dtype element = dtype == "float32"   ? Dtype::kFloat32
-                        : dtype == "float16" ? Dtype::kFloat16
-                                             : Dtype::kBFloat16;
-  const AttentionKernel kernel =
-      choose_attention_kernel(head_dim, head_dim_v, element, wanted_kernel());
+// The size of the result is in seq_lens, so this one waits for the device.
+void gather_kv(const Checks& checks, const GatherKvInputs& in, const GatherKvParams& params) {
+  if (params.num_tokens == 0) return;
+  const Call call(checks, in.key_cache);
+  const Dense seq_lens(in.seq_lens);
+  const Cache &key_cache = params.pool.key, &value_cache = params.pool.value;
+  call.run([&](const Soc& soc) { return plan_gather_kv(params, soc); },
+           {key_cache.data, value_cache.data, key_cache.scales.data, value_cache.scales.data,
+            params.block_tables.data, seq_lens.data(), params.key.data, params.value.data},
+           false, {&in.key_cache, &in.value_cache, &in.block_tables});
+}
+
+// Lets each vector core write what it was given into `answers`, int64 of the kernel's buffers by
+// cores by words; returns how many cores were launched. The tiling is `word` and its successors.
+int64_t echo_arguments(Tensor answers, int64_t word) {
+  const Checks checks("_npu_echo_arguments");
+  const Argument out("answers", answers);
+  checks.dtype(out, ScalarType::Long);
+  checks.rank(out, 3, "[buffers, cores, words]");
+  constexpr int64_t sizes[] = {kEchoBuffers, kEchoMostCores, kEchoWords};
+  for (int64_t dim = 0; dim < 3; ++dim) checks.size(out, dim, sizes[dim], "the kernel's");
+  if (out.stride(0) != kEchoMostCores * kEchoWords || out.stride(1) != kEchoWords) {
+    checks.refuse("answers has gaps, expected a contiguous tensor");
+  }
+  std::vector<const void*> buffers;
+  for (int64_t i = 0; i < kEchoBuffers; ++i) {
+    buffers.push_back(static_cast<int64_t*>(answers.mutable_data_ptr()) + i * out.stride(0));
+  }
+  int64_t num_cores = 0;
+  const auto plan = [&](const Soc& soc) {
+    num_cores = soc.vector_cores;
+    return plan_echo_arguments({{word, word + 1, word + 2}}, soc);
+  };
+  Call(checks, out).run(plan, buffers, false, {&out});
+  return num_cores;
+}
+
+// Both dtypes are names of torch's: float16, bfloat16, float32, and int8 for caches.
+std::string attention_kernel(std::string dtype, std::string cache_dtype, int64_t head_dim,
+                             int64_t head_dim_v, bool tree_mask) {
+  const auto element = [](const std::string& name) {
+    return name == "float32"   ? Dtype::kFloat32
+           : name == "float16" ? Dtype::kFloat16
+           : name == "int8"    ? Dtype::kInt8
+                               : Dtype::kBFloat16;
+  };
+  const AttentionKernel kernel = choose_attention_kernel({.dtype = element(dtype),
+                                                          .cache_dtype = element(cache_dtype),
+                                                          .head_dim = head_dim,
+                                                          .head_dim_v = head_dim_v,
+                                                          .values_are_keys = false,
+                                                          .has_tree_mask = tree_mask},
+                                                         wanted_kernel());
   return kernel == AttentionKernel::kMixed ? "mixed" : "vector";
 }
 
 }  // namespace
 
-// The size of gather_kv's result is in seq_lens, which are on the device, and no step of inference
-// needs this op.
 const Backend backend = {
     .name = "NPU",
-    .takes_quantised = false,
-    .takes_tree_mask = false,
+    .takes_float8 = false,
     .reads_values = checks_values,
     .touch = touch,
     .attention = attention,
     .write_kv = write_kv,
     .copy_blocks = copy_blocks,
-    .gather_kv = nullptr,
+    .gather_kv = gather_kv,
     .merge_states = merge_states,
 };
 
 }  // namespace paged::npu
+
+STABLE_TORCH_LIBRARY_IMPL(paged, PrivateUse1, m) {
+  m.impl("_npu_echo_arguments", TORCH_BOX(&paged::npu::echo_arguments));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(paged, CompositeExplicitAutograd, m) {
   m.impl("_npu_attention_kernel", TORCH_BOX(&paged::npu::attention_kernel));

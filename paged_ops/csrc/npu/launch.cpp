@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -15,19 +16,19 @@ namespace {
 
 // Each source of op_kernel is one binary, <stem>.o, in a folder per chip beside this library.
 // PAGED_KERNELS names another folder.
-std::filesystem::path binaries_folder() {
+std::filesystem::path binaries_folder(const std::string& chip) {
   const char* named = std::getenv("PAGED_KERNELS");
   if (named != nullptr) return std::filesystem::absolute(named);
   Dl_info self;
   dladdr(reinterpret_cast<const void*>(&binaries_folder), &self);
-  return std::filesystem::absolute(self.dli_fname).parent_path() / "kernels" / this_soc().name;
+  return std::filesystem::absolute(self.dli_fname).parent_path() / "kernels" / chip;
 }
 
-BinaryHandle load_binary(const std::string& stem) {
-  const std::string path = binaries_folder() / (stem + ".o");
+BinaryHandle load_binary(const std::string& stem, const std::string& chip) {
+  const std::string path = binaries_folder(chip) / (stem + ".o");
   if (!std::filesystem::exists(path)) {
     throw std::runtime_error("there is no NPU kernel at " + path +
-                             ": build paged_ops with PAGED_SOC=" + this_soc().name +
+                             ": build paged_ops with PAGED_SOC=" + chip +
                              " where ASCEND_HOME_PATH names a CANN");
   }
   BinaryHandle binary = nullptr;
@@ -46,20 +47,34 @@ FunctionHandle find_kernel(int device, const Kernel& kernel) {
   FunctionHandle& function = functions[{device, kernel.name}];
   if (function == nullptr) {
     BinaryHandle& binary = binaries[{device, kernel.stem}];
-    if (binary == nullptr) binary = load_binary(kernel.stem);
+    if (binary == nullptr) binary = load_binary(kernel.stem, this_soc(device).name);
     check_acl(acl().aclrtBinaryGetFunction(binary, kernel.name.c_str(), &function),
               "aclrtBinaryGetFunction");
   }
   return function;
 }
 
+// What a device says of itself, 0 where it doesn't.
+int64_t ask(int device, uint32_t attribute) {
+  int64_t answer = 0;
+  const auto get = acl().aclrtGetDeviceInfo;
+  const bool answered =
+      get != nullptr && get(static_cast<uint32_t>(device), attribute, &answer) == 0;
+  return answered ? answer : 0;
+}
+
 }  // namespace
 
-const Soc& this_soc() {
-  static const std::string name = acl().aclrtGetSocName();
-  const Soc* soc = find_soc(name);
-  if (soc == nullptr) throw std::runtime_error("there is no tiling for the chip " + name);
-  return *soc;
+const Soc& this_soc(int device) {
+  static std::mutex mutex;
+  static std::map<int, Soc> socs;
+  const std::lock_guard lock(mutex);
+  if (const auto found = socs.find(device); found != socs.end()) return found->second;
+  const std::string name = acl().aclrtGetSocName();
+  const std::optional<Soc> soc = soc_of_device(
+      name, {ask(device, kCubeCores), ask(device, kVectorCores), ask(device, kArchitecture)});
+  if (!soc) throw std::runtime_error("there are no kernels for the chip " + name);
+  return socs.emplace(device, *soc).first->second;
 }
 
 void launch(const Target& target, const Kernel& kernel, int64_t num_cores,

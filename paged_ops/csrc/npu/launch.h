@@ -11,8 +11,9 @@
 
 namespace paged::npu {
 
-// The chip of this process. Throws std::runtime_error if the project doesn't know it.
-const Soc& this_soc();
+// The chip of a device, with the cores that this device has. Throws std::runtime_error if neither
+// the device nor the project knows them, or the kernels aren't for such chips.
+const Soc& this_soc(int device);
 
 // Where a launch goes. The device must be current while it is launched.
 struct Target {

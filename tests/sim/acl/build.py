@@ -4,13 +4,16 @@ torch_npu links against CANN's C interface: ``libascendcl.so`` and a few others.
 libraries of those names from ``src/``, where a small part of the interface is implemented:
 
 ====================  ============================================================================
-devices, contexts     two devices of the model that ``PAGED_SIM_SOC`` names (Ascend910B1 to B4)
+devices, contexts     two devices of the model that ``PAGED_SIM_SOC`` names (Ascend910B1 to B4);
+                      ``PAGED_SIM_CORES`` is how many cube cores they have, or "unsaid": they don't
+                      tell
 streams, events       synchronous: what is submitted to a stream has run when the call returns
 graphs                capture of streams into graphs, and their replay
 memory                host memory that only an entry point or a kernel can touch, full of garbage
 copies                host and device in all directions; a strided copy and a fill with zeros
 kernels               a binary is a shared library built against the simulated vector core;
-                      a launch that breaks a rule of that core fails with the rule in its text
+                      a launch that breaks a rule of that core fails with the rule in its text;
+                      ``PAGED_SIM_FAULT`` asks for launches with a fault (``src/faults.cpp``)
 ====================  ============================================================================
 
 Every other entry point that the wheel needs in order to load is generated here. It returns an error

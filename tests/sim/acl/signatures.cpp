@@ -43,6 +43,7 @@ using paged::npu::LaunchConfiguration;
 
 CHECK_SIGNATURE(aclrtGetSocName);
 CHECK_SIGNATURE(aclGetRecentErrMsg);
+CHECK_SIGNATURE(aclrtGetDeviceInfo);
 CHECK_SIGNATURE(aclrtBinaryLoadFromFile);
 CHECK_SIGNATURE(aclrtBinaryGetFunction);
 CHECK_SIGNATURE(aclrtKernelArgsInit);
@@ -58,5 +59,8 @@ static_assert(offsetof(LaunchAttribute, schedule) == offsetof(aclrtLaunchKernelA
 static_assert(sizeof(LaunchConfiguration) == sizeof(aclrtLaunchKernelCfg));
 static_assert(offsetof(LaunchConfiguration, count) == offsetof(aclrtLaunchKernelCfg, numAttrs));
 static_assert(paged::npu::kScheduleAttribute == ACL_RT_LAUNCH_KERNEL_ATTR_SCHEM_MODE);
+static_assert(paged::npu::kCubeCores == ACL_DEV_ATTR_CUBE_CORE_NUM);
+static_assert(paged::npu::kVectorCores == ACL_DEV_ATTR_VECTOR_CORE_NUM);
+static_assert(paged::npu::kArchitecture == ACL_DEV_ATTR_NPU_ARCH);
 
 }  // namespace

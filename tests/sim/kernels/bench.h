@@ -8,9 +8,11 @@
 
 #define RULE(name)                                                               \
   extern "C" __global__ __aicore__ void name##_broken(GM_ADDR in, GM_ADDR out) { \
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                              \
     name<false>(in, out);                                                        \
   }                                                                              \
   extern "C" __global__ __aicore__ void name##_kept(GM_ADDR in, GM_ADDR out) {   \
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                              \
     name<true>(in, out);                                                         \
   }
 

@@ -210,10 +210,22 @@ MIXED_RULE(sync_workspace_is_large_enough)
 MIXED_RULE(sync_workspace_is_zero)
 
 extern "C" __global__ __aicore__ void sync_all_needs_a_mixed_kernel_broken(GM_ADDR, GM_ADDR) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   AscendC::SyncAll();  // breaks here
 }
 
 extern "C" __global__ __aicore__ void sync_all_needs_a_mixed_kernel_kept(GM_ADDR, GM_ADDR) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIV_1_0);
   AscendC::SyncAll();
+}
+
+extern "C" __global__ __aicore__ void kernels_state_their_type_broken(GM_ADDR in, GM_ADDR out) {
+  Bench bench(in, out);
+  AscendC::Duplicate(bench.a, 0.0f, kTile);  // breaks here
+}
+
+extern "C" __global__ __aicore__ void kernels_state_their_type_kept(GM_ADDR in, GM_ADDR out) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  Bench bench(in, out);
+  AscendC::Duplicate(bench.a, 0.0f, kTile);
 }

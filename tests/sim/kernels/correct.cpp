@@ -67,6 +67,7 @@ class AddQueues {
 }  // namespace
 
 extern "C" __global__ __aicore__ void add_queues(GM_ADDR x, GM_ADDR y, GM_ADDR z, uint64_t length) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   AscendC::TPipe pipe;
   AddQueues op;
   op.Init(x, y, z, length, &pipe);
@@ -75,6 +76,7 @@ extern "C" __global__ __aicore__ void add_queues(GM_ADDR x, GM_ADDR y, GM_ADDR z
 
 // Softmax of rows of 64 floats, one row at a time, with flags instead of queues.
 extern "C" __global__ __aicore__ void softmax_rows(GM_ADDR x, GM_ADDR y, uint64_t rows) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   constexpr uint32_t kRow = 64;
   AscendC::TPipe pipe;
   AscendC::TBuf<AscendC::TPosition::VECCALC> row_buffer;

@@ -27,8 +27,8 @@ constexpr uint32_t kFractal = 256;         // elements
 
 template <HardEvent event>
 __aicore__ inline void Order() {
-  AscendC::SetFlag<event>(EVENT_ID0);
-  AscendC::WaitFlag<event>(EVENT_ID0);
+  AscendC::SetFlag<event>(EVENT_ID3);
+  AscendC::WaitFlag<event>(EVENT_ID3);
 }
 
 // A value that the compiler doesn't know: the launch has one block.
@@ -137,6 +137,29 @@ __aicore__ inline void events_are_between_pipes_of_the_core(GM_ADDR in, GM_ADDR 
   constexpr HardEvent kEvent = kept ? HardEvent::MTE2_MTE1 : HardEvent::MTE2_V;
   AscendC::SetFlag<kEvent>(EVENT_ID0);  // breaks here
   AscendC::WaitFlag<kEvent>(EVENT_ID0);
+}
+
+template <bool kept>
+__aicore__ inline void pipes_have_set_their_own_flags(GM_ADDR in, GM_ADDR out) {
+  AscendC::TPipe pipe;
+  const int64_t id = Hidden(kept ? 3 : 2);
+  AscendC::SetFlag<HardEvent::M_MTE1>(id);  // breaks here
+  AscendC::WaitFlag<HardEvent::M_MTE1>(id);
+}
+
+template <bool kept>
+__aicore__ inline void pipes_find_their_flags_set(GM_ADDR in, GM_ADDR out) {
+  AscendC::TPipe pipe;  // breaks here
+  AscendC::WaitFlag<HardEvent::M_MTE1>(EVENT_ID1);
+  if constexpr (kept) AscendC::SetFlag<HardEvent::M_MTE1>(EVENT_ID1);
+}
+
+template <bool kept>
+__aicore__ inline void pipes_hold_their_own_ids(GM_ADDR in, GM_ADDR out) {
+  AscendC::TPipe pipe;
+  for (int64_t i = Hidden(kept ? 3 : 2); i < 8; ++i) {
+    (void)pipe.AllocEventID<HardEvent::M_MTE1>();  // breaks here
+  }
 }
 
 template <bool kept>
@@ -654,6 +677,9 @@ CUBE_RULE(cubes_have_no_vector_unit)
 CUBE_RULE(cubes_have_no_unified_buffer)
 CUBE_RULE(tensors_are_placed_in_memories_of_the_core)
 CUBE_RULE(events_are_between_pipes_of_the_core)
+CUBE_RULE(pipes_have_set_their_own_flags)
+CUBE_RULE(pipes_find_their_flags_set)
+CUBE_RULE(pipes_hold_their_own_ids)
 CUBE_RULE(barriers_are_on_pipes_of_the_core)
 CUBE_RULE(loads_come_from_l1)
 CUBE_RULE(left_matrices_lie_in_l0a)

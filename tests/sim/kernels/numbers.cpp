@@ -57,6 +57,7 @@ __aicore__ inline void CastAll(GM_ADDR in, GM_ADDR out, uint64_t count, uint64_t
 #define CAST(name, D, S)                                                              \
   extern "C" __global__ __aicore__ void name(GM_ADDR in, GM_ADDR out, uint64_t count, \
                                              uint64_t mode) {                         \
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                   \
     CastAll<D, S>(in, out, count, mode);                                              \
   }
 
@@ -75,6 +76,7 @@ CAST(cast_uint8_half, half, uint8_t)
 
 #define UNARY(Name, name, T)                                                            \
   extern "C" __global__ __aicore__ void name(GM_ADDR in, GM_ADDR out, uint64_t count) { \
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                     \
     Map<T, T>(in, out, count, count, [&](auto& dst, auto& src, auto&) {                 \
       AscendC::Name(dst, src, static_cast<int32_t>(count));                             \
     });                                                                                 \
@@ -93,6 +95,7 @@ UNARY(Not, not_int16, int16_t)
 // The first half of the input with the second half.
 #define BINARY(Name, name, T)                                                           \
   extern "C" __global__ __aicore__ void name(GM_ADDR in, GM_ADDR out, uint64_t count) { \
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                     \
     Map<T, T>(in, out, 2 * count, count, [&](auto& dst, auto& src, auto&) {             \
       AscendC::Name(dst, src, src[count], static_cast<int32_t>(count));                 \
     });                                                                                 \
@@ -111,6 +114,7 @@ BINARY(Or, or_int16, int16_t)
 
 #define WITH_SCALAR(Name, name, T, scalar)                                              \
   extern "C" __global__ __aicore__ void name(GM_ADDR in, GM_ADDR out, uint64_t count) { \
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                     \
     Map<T, T>(in, out, count, count, [&](auto& dst, auto& src, auto&) {                 \
       AscendC::Name(dst, src, static_cast<T>(scalar), static_cast<int32_t>(count));     \
     });                                                                                 \
@@ -125,6 +129,7 @@ WITH_SCALAR(ShiftRight, shift_right_int16, int16_t, 2)
 
 // dst = 1 first, then dst += src * 3.
 extern "C" __global__ __aicore__ void axpy_half_to_float(GM_ADDR in, GM_ADDR out, uint64_t count) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<float, half>(in, out, count, count, [&](auto& dst, auto& src, auto&) {
     AscendC::Duplicate(dst, 1.0f, static_cast<int32_t>(count));
     AscendC::PipeBarrier<PIPE_V>();
@@ -134,6 +139,7 @@ extern "C" __global__ __aicore__ void axpy_half_to_float(GM_ADDR in, GM_ADDR out
 
 // dst = 2 first, then dst += src[first half] * src[second half].
 extern "C" __global__ __aicore__ void mul_add_dst_float(GM_ADDR in, GM_ADDR out, uint64_t count) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<float, float>(in, out, 2 * count, count, [&](auto& dst, auto& src, auto&) {
     AscendC::Duplicate(dst, 2.0f, static_cast<int32_t>(count));
     AscendC::PipeBarrier<PIPE_V>();
@@ -143,30 +149,35 @@ extern "C" __global__ __aicore__ void mul_add_dst_float(GM_ADDR in, GM_ADDR out,
 
 // Rows of 64: their sum; their maximum and its index; the sums of their blocks of 8.
 extern "C" __global__ __aicore__ void row_sums(GM_ADDR in, GM_ADDR out, uint64_t rows) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<float, float>(in, out, rows * 64, rows, [&](auto& dst, auto& src, auto&) {
     AscendC::WholeReduceSum(dst, src, 64, static_cast<int32_t>(rows), 1, 1, 8);
   });
 }
 
 extern "C" __global__ __aicore__ void row_maxima(GM_ADDR in, GM_ADDR out, uint64_t rows) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<float, float>(in, out, rows * 64, rows * 2, [&](auto& dst, auto& src, auto&) {
     AscendC::WholeReduceMax(dst, src, 50, static_cast<int32_t>(rows), 1, 1, 8);
   });
 }
 
 extern "C" __global__ __aicore__ void block_sums(GM_ADDR in, GM_ADDR out, uint64_t rows) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<float, float>(in, out, rows * 64, rows * 8, [&](auto& dst, auto& src, auto&) {
     AscendC::BlockReduceSum(dst, src, static_cast<int32_t>(rows), 64, 1, 1, 8);
   });
 }
 
 extern "C" __global__ __aicore__ void pair_sums(GM_ADDR in, GM_ADDR out, uint64_t rows) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<float, float>(in, out, rows * 64, rows * 32, [&](auto& dst, auto& src, auto&) {
     AscendC::PairReduceSum(dst, src, static_cast<int32_t>(rows), 64, 1, 1, 8);
   });
 }
 
 extern "C" __global__ __aicore__ void sum_of_halves(GM_ADDR in, GM_ADDR out, uint64_t count) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<half, half>(in, out, count, 1, [&](auto& dst, auto& src, auto& pipe) {
     AscendC::TBuf<> work;
     pipe.InitBuffer(work, 256);
@@ -175,6 +186,7 @@ extern "C" __global__ __aicore__ void sum_of_halves(GM_ADDR in, GM_ADDR out, uin
 }
 
 extern "C" __global__ __aicore__ void maximum_and_index(GM_ADDR in, GM_ADDR out, uint64_t count) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<float, float>(in, out, count, 2, [&](auto& dst, auto& src, auto& pipe) {
     AscendC::TBuf<> work;
     pipe.InitBuffer(work, 1024);
@@ -184,6 +196,7 @@ extern "C" __global__ __aicore__ void maximum_and_index(GM_ADDR in, GM_ADDR out,
 
 // Only lanes 0, 2, 4, ... of each second repeat, the others keep -1.
 extern "C" __global__ __aicore__ void masked_abs(GM_ADDR in, GM_ADDR out, uint64_t count) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<float, float>(in, out, count, count, [&](auto& dst, auto& src, auto&) {
     AscendC::Duplicate(dst, -1.0f, static_cast<int32_t>(count));
     AscendC::PipeBarrier<PIPE_V>();
@@ -194,6 +207,7 @@ extern "C" __global__ __aicore__ void masked_abs(GM_ADDR in, GM_ADDR out, uint64
 
 // The first 100 elements, counted by the mask register; the others keep -1.
 extern "C" __global__ __aicore__ void counted_abs(GM_ADDR in, GM_ADDR out, uint64_t count) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<float, float>(in, out, count, count, [&](auto& dst, auto& src, auto&) {
     AscendC::Duplicate(dst, -1.0f, static_cast<int32_t>(count));
     AscendC::PipeBarrier<PIPE_V>();
@@ -207,6 +221,7 @@ extern "C" __global__ __aicore__ void counted_abs(GM_ADDR in, GM_ADDR out, uint6
 
 // The first 5 lanes of every repeat, by the mask register; the others keep -1.
 extern "C" __global__ __aicore__ void register_masked_abs(GM_ADDR in, GM_ADDR out, uint64_t count) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<float, float>(in, out, count, count, [&](auto& dst, auto& src, auto&) {
     AscendC::Duplicate(dst, -1.0f, static_cast<int32_t>(count));
     AscendC::PipeBarrier<PIPE_V>();
@@ -219,6 +234,7 @@ extern "C" __global__ __aicore__ void register_masked_abs(GM_ADDR in, GM_ADDR ou
 
 // Row i of 8 rows of 64 plus the i-th of 8 values after them, each value spread over a block.
 extern "C" __global__ __aicore__ void add_spread_values(GM_ADDR in, GM_ADDR out) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<float, float>(in, out, 520, 512, [&](auto& dst, auto& src, auto& pipe) {
     AscendC::TBuf<> spread_buffer;
     pipe.InitBuffer(spread_buffer, 256);
@@ -231,6 +247,7 @@ extern "C" __global__ __aicore__ void add_spread_values(GM_ADDR in, GM_ADDR out)
 
 // Elements above 0 stay, others become -2.
 extern "C" __global__ __aicore__ void keep_positive(GM_ADDR in, GM_ADDR out, uint64_t count) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<float, float>(in, out, count, count, [&](auto& dst, auto& src, auto& pipe) {
     AscendC::TBuf<> bits_buffer;
     pipe.InitBuffer(bits_buffer, 256);
@@ -244,6 +261,7 @@ extern "C" __global__ __aicore__ void keep_positive(GM_ADDR in, GM_ADDR out, uin
 
 // The larger of the two halves of the input, by a comparison.
 extern "C" __global__ __aicore__ void larger_half(GM_ADDR in, GM_ADDR out, uint64_t count) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<half, half>(in, out, 2 * count, count, [&](auto& dst, auto& src, auto& pipe) {
     AscendC::TBuf<> bits_buffer;
     pipe.InitBuffer(bits_buffer, 256);
@@ -258,6 +276,7 @@ extern "C" __global__ __aicore__ void larger_half(GM_ADDR in, GM_ADDR out, uint6
 
 // Element count - 1 - i of the input, by byte offsets that CreateVecIndex makes.
 extern "C" __global__ __aicore__ void reversed(GM_ADDR in, GM_ADDR out, uint64_t count) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<float, float>(in, out, count, count, [&](auto& dst, auto& src, auto& pipe) {
     AscendC::TBuf<> index_buffer;
     pipe.InitBuffer(index_buffer, Bytes<int32_t>(count));
@@ -275,6 +294,7 @@ extern "C" __global__ __aicore__ void reversed(GM_ADDR in, GM_ADDR out, uint64_t
 }
 
 extern "C" __global__ __aicore__ void transposed_16x16(GM_ADDR in, GM_ADDR out) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   Map<half, half>(in, out, 256, 256,
                   [&](auto& dst, auto& src, auto&) { AscendC::Transpose(dst, src); });
 }
@@ -282,6 +302,7 @@ extern "C" __global__ __aicore__ void transposed_16x16(GM_ADDR in, GM_ADDR out) 
 // Four pieces of 5 floats, 7 apart in GM, come to rest 16 apart in UB with a padding of 2.5 each
 // side.
 extern "C" __global__ __aicore__ void padded_pieces(GM_ADDR in, GM_ADDR out) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   AscendC::TPipe pipe;
   AscendC::TBuf<> buffer;
   pipe.InitBuffer(buffer, 256);

@@ -117,16 +117,16 @@ class Cube {
     Order<HardEvent::MTE2_MTE1, true>();
     LoadLeft(a2_, l1_, kDepth / 2);
     LoadLeft(a2_[kLeftHalf], l1_[kLeftHalf], kDepth / 2);
-    SetFlag<HardEvent::MTE1_MTE2>(EVENT_ID1);
-    SetFlag<HardEvent::M_MTE1>(EVENT_ID1);
-    SetFlag<HardEvent::FIX_M>(EVENT_ID1);
+    SetFlag<HardEvent::MTE1_MTE2>(EVENT_ID3);
+    SetFlag<HardEvent::M_MTE1>(EVENT_ID3);
+    SetFlag<HardEvent::FIX_M>(EVENT_ID3);
     for (int64_t tile = 0; tile <= kTiles; ++tile) {
       if (tile < kTiles) ComputeScores(tile);
       if (tile > 0) AddValues(tile - 1);
     }
-    WaitFlag<HardEvent::MTE1_MTE2>(EVENT_ID1);
-    WaitFlag<HardEvent::M_MTE1>(EVENT_ID1);
-    WaitFlag<HardEvent::FIX_M>(EVENT_ID1);
+    WaitFlag<HardEvent::MTE1_MTE2>(EVENT_ID3);
+    WaitFlag<HardEvent::M_MTE1>(EVENT_ID3);
+    WaitFlag<HardEvent::FIX_M>(EVENT_ID3);
     Order<HardEvent::M_FIX, fault != kOutputTooEarly>();
     Store(out_, sums_, kDepth, fault == kColumnsTooNarrow ? kRows / 2 : kRows);
   }
@@ -178,11 +178,11 @@ class Cube {
 
   template <HardEvent event, bool left_out>
   __aicore__ inline void WaitUnless() {
-    if constexpr (!left_out) WaitFlag<event>(EVENT_ID1);
+    if constexpr (!left_out) WaitFlag<event>(EVENT_ID3);
   }
   template <HardEvent event, bool left_out>
   __aicore__ inline void SetUnless() {
-    if constexpr (!left_out) SetFlag<event>(EVENT_ID1);
+    if constexpr (!left_out) SetFlag<event>(EVENT_ID3);
   }
 
   __aicore__ inline LocalTensor<half> Keys() { return l1_[static_cast<uint32_t>(kRows * kDepth)]; }

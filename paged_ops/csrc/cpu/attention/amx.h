@@ -15,7 +15,7 @@ constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileUnits = 16;
 constexpr int64_t kUnitBytes = 4;
 
-// The unit's configuration: palette 1, all eight tiles 16 rows of 64 bytes.
+// The unit's configuration: the shape of each of its eight tiles.
 struct alignas(64) TileConfig {
   uint8_t palette;
   uint8_t start_row;
@@ -25,22 +25,61 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
+// All tiles of 16 rows of 64 bytes.
 constexpr TileConfig kFullTiles = {
     1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+
+// The tile intrinsics don't tell the compiler that they read memory: nothing may be stored later,
+// or loaded earlier, than the program says.
+PAGED_INLINE void memory_fence() { asm volatile("" : : : "memory"); }
+
+// The same address, of which the compiler no longer knows that only it reads and writes there.
+template <class T>
+PAGED_INLINE T* shared_with_unit(T* address) {
+  asm volatile("" : "+r"(address) : : "memory");
+  return address;
+}
+
+// Tiles that lie without gaps, `offset` bytes after an address: the intrinsics would take a
+// register for each. Not moved past each other, nor past other volatile assembly.
+#if !defined(PAGED_TILE_AT)
+#define PAGED_TILE_AT(instruction, tile, base, offset)                  \
+  asm volatile(#instruction " %c[at](%[from],%[stride],1), %%tmm" #tile \
+               :                                                        \
+               : [from] "r"(base), [at] "i"(offset), [stride] "r"(int64_t{64}))
+#define PAGED_STORE_TILE_AT(tile, base, offset)                       \
+  asm volatile("tilestored %%tmm" #tile ", %c[at](%[to],%[stride],1)" \
+               :                                                      \
+               : [to] "r"(base), [at] "i"(offset), [stride] "r"(int64_t{64}))
+#endif
+#define PAGED_LOAD_TILE_AT(tile, base, offset) PAGED_TILE_AT(tileloadd, tile, base, offset)
+// For what comes from the second cache, and isn't needed again soon: it leaves the first to others.
+#define PAGED_STREAM_TILE_AT(tile, base, offset) PAGED_TILE_AT(tileloaddt1, tile, base, offset)
+
+// Asks the second cache for a line, in its place among the tile instructions.
+PAGED_INLINE void ask_for(const void* line) {
+  asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(line)));
+}
+
+// What the tiles hold is lost.
+PAGED_INLINE void configure_tiles(const TileConfig& config) {
+  _tile_loadconfig(shared_with_unit(&config));
+}
 
 // Configures the tiles of this thread for its lifetime, and leaves them as they were found: other
 // libraries remember what they configured.
 class TileSession {
  public:
   PAGED_INLINE TileSession() {
-    asm volatile("sttilecfg %0" : "=m"(found_));
-    asm volatile("ldtilecfg %0" : : "m"(kFullTiles));
+    _tile_storeconfig(shared_with_unit(&found_));
+    memory_fence();
+    configure_tiles(kFullTiles);
   }
   PAGED_INLINE ~TileSession() {
     if (found_.palette == 0) {
-      asm volatile("tilerelease");
+      _tile_release();
     } else {
-      asm volatile("ldtilecfg %0" : : "m"(found_));
+      configure_tiles(found_);
     }
   }
   TileSession(const TileSession&) = delete;
@@ -49,10 +88,6 @@ class TileSession {
  private:
   TileConfig found_;
 };
-
-// The tile intrinsics don't tell the compiler that they read memory: nothing may be stored later,
-// or loaded earlier, than the program says.
-PAGED_INLINE void memory_fence() { asm volatile("" : : : "memory"); }
 
 // The left-hand side of a product: units by row. A sum of several such matrices, `part_stride`
 // apart, where one bfloat16 can't hold an element.

@@ -61,10 +61,10 @@ void attention(const AttentionParams& params, const ThreadPool& pool) {
   thread_local Plan plan;
   thread_local Buffer state_buffer;
   thread_local Buffer scratch_buffer;
-  plan.make(params, pool.num_threads);
+  const AttentionKernels& kernels = *selected_isa().attention;
+  plan.make(params, kernels.span_limits(params), pool.num_threads);
   if (plan.tasks().empty()) return;
-  const int64_t scratch_bytes =
-      Buffer::padded(selected_isa().attention->scratch_bytes(params, plan.most_rows()));
+  const int64_t scratch_bytes = Buffer::padded(kernels.scratch_bytes(params, plan.most_rows()));
   float* states = reinterpret_cast<float*>(
       state_buffer.at_least(plan.state_floats() * static_cast<int64_t>(sizeof(float))));
   char* scratch = scratch_buffer.at_least(plan.num_threads() * scratch_bytes);

@@ -1,209 +1,69 @@
-// Paged attention of one row span, piece by piece: score, weigh, sum the values and fold.
-#include <math.h>
-
+// Paged attention of one row span, by the engine that the dtypes ask for.
 #include <type_traits>
 
+#include "cpu/attention/by_pieces.h"
 #include "cpu/attention/by_vectors.h"
-#include "cpu/attention/piece.h"
-#include "cpu/attention/row_span.h"
-#include "cpu/attention/softmax.h"
 #include "cpu/kernels.h"
 #if defined(PAGED_HAS_TILES)
+#include "cpu/attention/by_segments.h"
 #include "cpu/attention/by_tiles.h"
 #endif
 
 namespace paged::cpu::PAGED_ISA {
 namespace {
 
-#if !defined(PAGED_HAS_TILES)
-// What a thread does before it attends and undoes after it.
-struct TileSession {
-  PAGED_INLINE TileSession() {}
-};
-#endif
-
-// Calls f with the type of the engine that the dtypes ask for: one engine for all spans, so that a
-// row's bits don't depend on whether it came as decode or as prefill.
+// Calls f with the type of what attends: one engine for all spans, so that a row's bits don't
+// depend on whether it came as decode or as prefill.
 template <class F>
 PAGED_INLINE auto by_engine(const AttentionParams& params, F f) {
   return by_cache_dtype(params.pool.dtype, [&](auto element) {
     using T = decltype(element);
 #if defined(PAGED_HAS_TILES)
-    if constexpr (kIsBFloat16<T> || kIsQuantised<T>) {
-      if (params.dtype == Dtype::kBFloat16) return f(std::type_identity<ByTiles<T>>{});
+    if constexpr (kIsBFloat16<T>) return f(std::type_identity<BySegments>{});
+    if constexpr (kIsQuantised<T>) {
+      if (params.dtype == Dtype::kBFloat16) return f(std::type_identity<ByPieces<ByTiles<T>>>{});
     }
 #elif defined(PAGED_HAS_BF16_PAIRS) && defined(PAGED_HAS_FLOAT8_TABLES)
     // An int8 becomes a float as fast as a bfloat16.
     if constexpr (kIsFloat8<T>) {
-      if (params.dtype == Dtype::kBFloat16) return f(std::type_identity<ByVectors<Paired<T>>>{});
+      if (params.dtype == Dtype::kBFloat16) {
+        return f(std::type_identity<ByPieces<ByVectors<Paired<T>>>>{});
+      }
     }
 #endif
-    return f(std::type_identity<ByVectors<T>>{});
+    return f(std::type_identity<ByPieces<ByVectors<T>>>{});
   });
 }
 
-PAGED_INLINE bool all_finite(const float* values, int64_t count) {
-  Vec sum = broadcast(0.0f);
-  for (int64_t i = 0; i < count; i += kLanes) sum = fma(load(values + i), broadcast(0.0f), sum);
-  bool finite = true;
-  for (int i = 0; i < kLanes; ++i) finite &= sum[i] == 0.0f;
-  return finite;
-}
-
-// Attends one row to one piece, whatever infinities and NaN there are among what it sees.
-template <class Engine>
-void attend_row(const AttentionParams& params, const RowSpan& row, int64_t piece, Arena arena,
-                const State& state) {
-  Engine engine(params, arena);
-  if (!engine.look_up(params, row, piece)) return;
-  RowSoftmax softmax;
-  engine.attend(params, row, piece, in_piece(span_visible(params, row), piece), &softmax);
-  fold_row(state, 0, softmax, engine.values());
-}
-
-// Attends the span to one piece and folds the result into its state.
-//
-// Rows that don't see a key have the weight 0 for it, and 0 times infinity or NaN is NaN. So where
-// any result is not finite, rows are attended one by one to just the keys that they see. A row's
-// result depends on nothing else in either case.
-template <class Engine>
-void attend_piece(const AttentionParams& params, const RowSpan& span, int64_t piece, Arena arena,
-                  const State& state) {
-  Engine engine(params, arena);
-  if (!engine.look_up(params, span, piece)) return;
-  const int64_t columns = columns_of(params);
-  bool is_ready = true;
-  for (int64_t r = 0; r < span.num_rows; r += kBlockRows) {
-    const int64_t num_rows = span.num_rows - r < kBlockRows ? span.num_rows - r : kBlockRows;
-    const RowSpan rows = {span.sequence, span.kv_head, span.row_begin + r, num_rows};
-    const Visible keys = in_piece(span_visible(params, rows), piece);
-    if (keys.first >= keys.last) continue;
-    if (!is_ready) engine.look_up(params, span, piece);
-    RowSoftmax softmax[kBlockRows];
-    engine.attend(params, rows, piece, keys, softmax);
-    is_ready = all_finite(engine.values(), num_rows * columns);
-    for (int64_t i = 0; i < num_rows; ++i) {
-      if (is_ready) {
-        fold_row(state, r + i, softmax[i], engine.values() + i * columns);
-      } else {
-        const RowSpan row = {span.sequence, span.kv_head, rows.row_begin + i, 1};
-        attend_row<Engine>(params, row, piece, arena, state.from(r + i));
-      }
-    }
-  }
-}
-
-template <class T>
-void write_row(T* out, const float* acc, int64_t width, float factor) {
-  int64_t d = 0;
-  for (; d + kLanes <= width; d += kLanes) store(out + d, load(acc + d) * factor);
-  if (d < width) store_partial(out + d, load(acc + d) * factor, width - d);
-}
-
-// Lets the sinks join the denominator, then writes output and lse. A row that saw no key writes 0,
-// whatever its sink is.
-template <class T>
-void finish_as(const AttentionParams& params, const RowSpan& span, const State& state) {
-  T* output = static_cast<T*>(params.output.data);
-  for (int64_t r = 0; r < span.num_rows; ++r) {
-    const QueryRow row = query_row(params, span, r);
-    float max = state.max[r];
-    float sum = state.sum[r];
-    float keep = 1.0f;
-    if (params.sinks != nullptr) {
-      const float sink = params.sinks[row.head];
-      const float new_max = sink > max || sink != sink ? sink : max;
-      keep = weight_of(max, new_max);
-      sum = sum * keep + weight_of(sink, new_max);
-      max = new_max;
-    }
-    T* out = output + row.token * params.output.token_stride + row.head * params.output.head_stride;
-    write_row(out, state.acc + r * state.acc_stride, params.pool.value.head_dim,
-              state.sum[r] == 0.0f ? 0.0f : keep / sum);
-    if (params.lse != nullptr)
-      params.lse[row.token * params.num_heads + row.head] = max + logf(sum);
-  }
-}
-
-void finish(const AttentionParams& params, const RowSpan& span, const State& state) {
-  by_dtype(params.dtype, [&](auto element) { finish_as<decltype(element)>(params, span, state); });
-}
-
-// The state of a span comes first in its scratch memory, what the engines work in after it.
-PAGED_INLINE State take_state(const AttentionParams& params, int64_t num_rows, Arena& arena) {
-  float* state = arena.take<float>(floats_per_state(params, num_rows));
-  return state_at(state, num_rows, columns_of(params));
-}
-
-template <class Engine>
-int64_t scratch_bytes_for(const AttentionParams& params, int64_t num_rows) {
-  const Engine engine(params, Arena(nullptr));
-  return floats_per_state(params, num_rows) * static_cast<int64_t>(sizeof(float)) +
-         static_cast<int64_t>(engine.end());
-}
-
-template <class Engine>
-void attend_span(const AttentionParams& params, const RowSpan& span, void* scratch) {
-  [[maybe_unused]] const TileSession session;
-  Arena arena(scratch);
-  const State state = take_state(params, span.num_rows, arena);
-  const PieceRange pieces = pieces_of(span_visible(params, span));
-  clear(state, span.num_rows);
-  for (int64_t piece = pieces.begin; piece < pieces.end; ++piece) {
-    attend_piece<Engine>(params, span, piece, arena, state);
-  }
-  finish(params, span, state);
-}
-
-template <class Engine>
-void attend_span_pieces(const AttentionParams& params, const RowSpan& span, int64_t piece_begin,
-                        int64_t piece_end, float* states, void* scratch) {
-  [[maybe_unused]] const TileSession session;
-  const int64_t columns = columns_of(params);
-  for (int64_t piece = piece_begin; piece < piece_end; ++piece) {
-    const State state = state_at(states, span.num_rows, columns);
-    clear(state, span.num_rows);
-    attend_piece<Engine>(params, span, piece, Arena(scratch), state);
-    states += state_floats(span.num_rows, columns);
-  }
-}
-
-void combine(const AttentionParams& params, const RowSpan& span, int64_t num_pieces,
-             float* states) {
-  const int64_t columns = columns_of(params);
-  const State total = state_at(states, span.num_rows, columns);
-  for (int64_t piece = 1; piece < num_pieces; ++piece) {
-    const State more =
-        state_at(states + piece * state_floats(span.num_rows, columns), span.num_rows, columns);
-    for (int64_t r = 0; r < span.num_rows; ++r) {
-      fold_row(total, r, {more.max[r], more.sum[r]}, more.acc + r * columns);
-    }
-  }
-  finish(params, span, total);
+SpanLimits span_limits(const AttentionParams& params) {
+  return by_engine(params, [&](auto by) { return decltype(by)::type::span_limits(params); });
 }
 
 int64_t scratch_bytes(const AttentionParams& params, int64_t num_rows) {
-  return by_engine(params, [&](auto engine) {
-    return scratch_bytes_for<typename decltype(engine)::type>(params, num_rows);
-  });
+  return by_engine(params,
+                   [&](auto by) { return decltype(by)::type::scratch_bytes(params, num_rows); });
 }
 
 void attend(const AttentionParams& params, const RowSpan& span, void* scratch) {
-  by_engine(params, [&](auto engine) {
-    attend_span<typename decltype(engine)::type>(params, span, scratch);
-  });
+  by_engine(params, [&](auto by) { decltype(by)::type::attend(params, span, scratch); });
 }
 
 void attend_pieces(const AttentionParams& params, const RowSpan& span, int64_t piece_begin,
                    int64_t piece_end, float* states, void* scratch) {
-  by_engine(params, [&](auto engine) {
-    attend_span_pieces<typename decltype(engine)::type>(params, span, piece_begin, piece_end,
-                                                        states, scratch);
+  by_engine(params, [&](auto by) {
+    decltype(by)::type::attend_pieces(params, span, piece_begin, piece_end, states, scratch);
   });
+}
+
+void combine(const AttentionParams& params, const RowSpan& span, int64_t num_pieces,
+             float* states) {
+  by_engine(params,
+            [&](auto by) { decltype(by)::type::combine(params, span, num_pieces, states); });
 }
 
 }  // namespace
 
-extern const AttentionKernels attention_kernels = {scratch_bytes, attend, attend_pieces, combine};
+extern const AttentionKernels attention_kernels = {span_limits, scratch_bytes, attend,
+                                                   attend_pieces, combine};
 
 }  // namespace paged::cpu::PAGED_ISA

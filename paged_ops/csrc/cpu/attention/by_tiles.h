@@ -1,4 +1,4 @@
-// Attention of bfloat16 to one piece by the matrix unit.
+// Attention of bfloat16 queries to one piece of a quantised cache by the matrix unit.
 //
 // K and V are packed into panels, in the order in which tiles are read, once for all the rows that
 // see the piece:
@@ -6,13 +6,11 @@
 //   key panel    [groups of 16 keys][pairs of elements][16]     for scores = Q K^T
 //   value panel  [pairs of keys][elements of head_dim_v]        for sums = P V
 //
-// Where there are few rows, K is read where it lies instead, and the scores are transposed; a
-// score's bits are the same.
+// Where there are few rows, K isn't transposed but the scores are; a score's bits are the same.
 #pragma once
 
 #include "cpu/attention/amx.h"
 #include "cpu/attention/piece.h"
-#include "cpu/attention/weighted_pairs.h"
 
 namespace paged::cpu {
 namespace {
@@ -21,36 +19,26 @@ namespace {
 template <class T>
 struct KeyGroup {
   const T* rows[kTileRows];
-  bool is_strided;  // bfloat16, all are there, and equally far apart, by whole units
-  int64_t stride;   // in units
 };
 
 template <class T>
 PAGED_INLINE KeyGroup<T> key_group(const RowStream<T>& stream, int64_t begin, int64_t head_dim) {
   KeyGroup<T> group;
-  bool is_whole = true;
   for (int i = 0; i < kTileRows; ++i) {
     const int64_t key = begin + i;
     group.rows[i] = stream.holds(key) ? stream.key_rows()[key] : nullptr;
-    is_whole &= group.rows[i] != nullptr;
     if (group.rows[i] == nullptr) continue;
     prefetch_ahead(stream, key - stream.keys.first, head_dim * int64_t{sizeof(T)});
   }
-  group.is_strided = false;
-  if (!is_whole || kIsQuantised<T>) return group;
-  const int64_t step = group.rows[1] - group.rows[0];
-  group.is_strided = step % 2 == 0;
-  for (int i = 2; i < kTileRows; ++i) {
-    group.is_strided &= group.rows[i] == group.rows[0] + i * step;
-  }
-  group.stride = step / 2;
   return group;
 }
 
-// For queries of bfloat16. T is the cache's element type: bfloat16, or a quantised one, whose
-// values become bfloat16 on the way into a tile, which holds each of them.
+// T is the cache's element type, whose values become bfloat16 on the way into a tile, which holds
+// each of them.
 template <class T>
 class ByTiles {
+  static_assert(kIsQuantised<T>);
+
  public:
   PAGED_INLINE ByTiles(const AttentionParams& params, Arena arena)
       : head_dim_(params.pool.key.head_dim),
@@ -85,7 +73,7 @@ class ByTiles {
     if (are_keys_packed_) {
       multiply_packed_keys(rows, keys);
     } else {
-      multiply_keys_in_place(keys);
+      multiply_key_groups(keys);
     }
     weigh_rows(params, rows, piece, keys, stream_.scales, scores_, softmax,
                [&](int64_t r, int64_t key, Vec first, Vec second) {
@@ -93,11 +81,6 @@ class ByTiles {
                });
     const int64_t begin = keys.first / kChunk * kChunk;
     const int64_t end = round_up(keys.last, kChunk);
-    if constexpr (kWeightParts == 1) {
-      for (int64_t r = 0; r < rows.num_rows; ++r) {
-        correct(softmax[r], weights_.from(r, 0).data, begin, end);
-      }
-    }
     multiply<kWeightParts>(weights_.from(0, begin / 2), rows.num_rows,
                            value_panel_.from_row(begin / 2), (end - begin) / 2, columns_, values_,
                            columns_);
@@ -108,9 +91,8 @@ class ByTiles {
   PAGED_INLINE uintptr_t end() const { return end_; }
 
  private:
-  // A weight is one bfloat16. Over a quantised cache, which promises the exactness of float32, it
-  // is the sum of two.
-  static constexpr int kWeightParts = kIsQuantised<T> ? 2 : 1;
+  // A weight is the sum of two bfloat16: over a quantised cache results are as exact as in float32.
+  static constexpr int kWeightParts = 2;
 
   // Copies 16 units of each row of the group, from unit u on, to `to`: zeros for what isn't there.
   PAGED_INLINE void stage(const KeyGroup<T>& group, int64_t u, int32_t* to, int64_t stride) const {
@@ -128,14 +110,8 @@ class ByTiles {
       const KeyGroup<T> group = key_group(stream_, key, head_dim_);
       const Panel to = key_panel_.from_group(key / kTileRows);
       for (int64_t u = 0; u < depth_; u += kTileUnits) {
-        const int32_t* rows = reinterpret_cast<const int32_t*>(group.rows[0]) + u;
-        int64_t stride = group.stride;
-        if (!group.is_strided || 2 * (u + kTileUnits) > head_dim_) {
-          stage(group, u, staged[0], kTileUnits);
-          rows = staged[0];
-          stride = kTileUnits;
-        }
-        transpose_rows(rows, stride, to.from_row(u).data, to.stride);
+        stage(group, u, staged[0], kTileUnits);
+        transpose_rows(staged[0], kTileUnits, to.from_row(u).data, to.stride);
       }
     }
   }
@@ -188,28 +164,21 @@ class ByTiles {
     }
   }
 
-  void multiply_keys_in_place(Visible keys) const {
+  void multiply_key_groups(Visible keys) const {
     for (int64_t u = 0; u < depth_; u += kTileUnits) {
       transpose_rows(queries_.from(0, u).data, depth_, query_group_ + u * 16, 16);
     }
     for (int64_t key = keys.first / kTileRows * kTileRows; key < keys.last; key += kTileRows) {
       const KeyGroup<T> group = key_group(stream_, key, head_dim_);
-      const int32_t* rows = reinterpret_cast<const int32_t*>(group.rows[0]);
-      int64_t stride = group.stride;
-      if (!group.is_strided || 2 * depth_ != head_dim_) {
-        for (int64_t u = 0; u < depth_; u += kTileUnits) {
-          stage(group, u, staged_keys_ + u, depth_);
-        }
-        rows = staged_keys_;
-        stride = depth_;
+      for (int64_t u = 0; u < depth_; u += kTileUnits) {
+        stage(group, u, staged_keys_ + u, depth_);
       }
-      multiply_key_rows(rows, stride, query_group_, depth_, scores_ + key, kScoreStride);
+      multiply_key_rows(staged_keys_, depth_, query_group_, depth_, scores_ + key, kScoreStride);
     }
   }
 
   PAGED_INLINE void store_weights(int64_t r, int64_t key, Vec first, Vec second) const {
     int32_t* to = weights_.from(r, key / 2).data;
-    if constexpr (kWeightParts == 1) return store_units(to, narrow_pair(first, second));
     store_units(to, high_halves(first, second));
     store_units(to + weights_.part_stride,
                 narrow_pair(first - high_half(first), second - high_half(second)));

@@ -8,16 +8,16 @@
 namespace paged::cpu {
 namespace {
 
-// Rows of a span share the packing of their keys, so more are better; but their states (half a
-// megabyte at head_dim 128) have to stay in a cache, and threads need tasks to share.
-constexpr int64_t kMostRows = 1024;
+// Spans of no more rows than these aren't cut between rows for the sake of threads, but between
+// keys.
 constexpr int64_t kFewRows = 128;
 
 int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 }  // namespace
 
-void Plan::make(const AttentionParams& params, int64_t max_threads) {
+void Plan::make(const AttentionParams& params, const SpanLimits& limits, int64_t max_threads) {
+  limits_ = limits;
   work_.clear();
   tasks_.clear();
   splits_.clear();
@@ -63,7 +63,7 @@ int64_t Plan::num_parts(int64_t cost) const {
 void Plan::cut_rows(const AttentionParams& params, const Work& work) {
   const int64_t rows = work.span.num_rows;
   const int64_t wanted = std::min(num_parts(cost_of(params, work)), rows / kFewRows);
-  const int64_t num_spans = std::clamp(wanted, divide_up(rows, kMostRows), rows);
+  const int64_t num_spans = std::clamp(wanted, divide_up(rows, limits_.most_rows), rows);
   const int64_t step = round_up(divide_up(rows, num_spans), kBlockRows);
   for (int64_t begin = (rows - 1) / step * step; begin >= 0; begin -= step) {
     const RowSpan span = {work.span.sequence, work.span.kv_head, begin,
@@ -74,7 +74,7 @@ void Plan::cut_rows(const AttentionParams& params, const Work& work) {
 
 // Cuts between the pieces of few rows' keys, whose states are small, and adds the tasks.
 void Plan::cut_keys(const AttentionParams& params, const Work& work) {
-  const PieceRange pieces = pieces_of(work.keys);
+  const PieceRange pieces = pieces_of(work.keys, limits_.piece_keys);
   const int64_t num_pieces = pieces.end - pieces.begin;
   const int64_t wanted = std::min(num_parts(cost_of(params, work)), num_pieces);
   most_rows_ = std::max(most_rows_, work.span.num_rows);

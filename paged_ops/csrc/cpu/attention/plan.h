@@ -1,5 +1,5 @@
-// Cuts an attention call into tasks: a function of the call's shape, lengths and options and of the
-// number of threads, of nothing else.
+// Cuts an attention call into tasks: a function of the call's shape, lengths and options, of the
+// kernel's limits and of the number of threads, of nothing else.
 //
 // A task is a row span against all the keys it sees, or against a few of their pieces where one
 // span alone would keep the other threads waiting. Threads take tasks from a common list, so that
@@ -32,7 +32,7 @@ struct Task {
 // The tasks of one call. Its memory is kept from call to call.
 class Plan {
  public:
-  void make(const AttentionParams& params, int64_t max_threads);
+  void make(const AttentionParams& params, const SpanLimits& limits, int64_t max_threads);
 
   int64_t num_threads() const { return num_threads_; }
   int64_t most_rows() const { return most_rows_; }        // of a task
@@ -52,6 +52,7 @@ class Plan {
   void cut_rows(const AttentionParams& params, const Work& work);
   void cut_keys(const AttentionParams& params, const Work& work);
 
+  SpanLimits limits_ = kSpansOfPieces;
   int64_t num_threads_ = 1;
   int64_t share_ = 0;  // the cost that falls to each thread
   int64_t most_rows_ = 0;

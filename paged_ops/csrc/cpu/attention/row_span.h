@@ -30,6 +30,29 @@ PAGED_INLINE QueryRow query_row(const AttentionParams& params, const RowSpan& sp
           params.seq_lens[span.sequence] - new_tokens + row / group};
 }
 
+// The same for rows one after another, without a division for each.
+class RowCursor {
+ public:
+  PAGED_INLINE RowCursor(const AttentionParams& params, const RowSpan& span)
+      : row_(query_row(params, span, 0)),
+        first_head_(span.kv_head * group_size(params)),
+        last_head_(first_head_ + group_size(params) - 1) {}
+
+  PAGED_INLINE const QueryRow& row() const { return row_; }
+  PAGED_INLINE void next() {
+    if (row_.head < last_head_) {
+      ++row_.head;
+    } else {
+      row_ = {row_.token + 1, first_head_, row_.position + 1};
+    }
+  }
+
+ private:
+  QueryRow row_;
+  int64_t first_head_;
+  int64_t last_head_;
+};
+
 // All keys that some row of the span sees. Both ends grow with the position, so the first and the
 // last row decide.
 PAGED_INLINE Visible span_visible(const AttentionParams& params, const RowSpan& span) {
@@ -40,10 +63,10 @@ PAGED_INLINE Visible span_visible(const AttentionParams& params, const RowSpan& 
   return {first.first, last.last};
 }
 
-// The pieces of kPiece keys that hold `keys`.
-PAGED_INLINE PieceRange pieces_of(const Visible& keys) {
+// The pieces of so many keys that hold `keys`.
+PAGED_INLINE PieceRange pieces_of(const Visible& keys, int64_t piece_keys) {
   if (keys.first >= keys.last) return {0, 0};
-  return {keys.first / kPiece, (keys.last + kPiece - 1) / kPiece};
+  return {keys.first / piece_keys, (keys.last + piece_keys - 1) / piece_keys};
 }
 
 // Floats of an accumulator, the weighted sum of one row's values: whole steps of what any engine
@@ -53,10 +76,10 @@ PAGED_INLINE int64_t columns_of(const AttentionParams& params) {
   return round_up(params.pool.value.head_dim, kColumnStep);
 }
 
-// Floats of the state of `num_rows` rows over one piece: `max` and `sum`, then an accumulator for
+// Floats of the state of `num_rows` rows over one piece: three numbers, then an accumulator for
 // each row. All of them are multiples of 16, so that consecutive states start on cache lines.
 PAGED_INLINE constexpr int64_t state_floats(int64_t num_rows, int64_t columns) {
-  return 2 * round_up(num_rows, 16) + num_rows * columns;
+  return 3 * round_up(num_rows, 16) + num_rows * columns;
 }
 inline int64_t floats_per_state(const AttentionParams& params, int64_t num_rows) {
   return state_floats(num_rows, columns_of(params));

@@ -23,6 +23,7 @@ PAGED_INLINE Vec broadcast(float x) { return _mm512_set1_ps(x); }
 PAGED_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 PAGED_INLINE Vec larger(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 PAGED_INLINE Vec times_power_of_two(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
+PAGED_INLINE Vec exponents(Vec x) { return _mm512_getexp_ps(x); }  // floor(log2(|x|))
 
 PAGED_INLINE Vec widen(__m256i bits, Half) { return _mm512_cvtph_ps(bits); }
 PAGED_INLINE Vec widen(__m256i bits, BFloat16) {
@@ -292,14 +293,15 @@ PAGED_INLINE void load_four(const T* p, Vec* out) {
 PAGED_INLINE float sum(Vec x) { return _mm512_reduce_add_ps(x); }
 PAGED_INLINE float max(Vec x) { return _mm512_reduce_max_ps(x); }
 
-// Halves four times: first the vectors pairwise within 128-bit quarters, then the quarters.
-// cpu/attention/transposed_keys.h adds in the same order.
-PAGED_INLINE Vec sum_each(const Vec (&accs)[kLanes]) {
+// Lane i is the reduction of accs[i] by f. Halves four times: first the vectors pairwise within
+// 128-bit quarters, then the quarters.
+template <class F>
+PAGED_INLINE Vec reduce_each(const Vec (&accs)[kLanes], F f) {
   Vec pairs[8];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
-    pairs[i] = _mm512_unpacklo_ps(accs[2 * i], accs[2 * i + 1]) +
-               _mm512_unpackhi_ps(accs[2 * i], accs[2 * i + 1]);
+    pairs[i] = f(_mm512_unpacklo_ps(accs[2 * i], accs[2 * i + 1]),
+                 _mm512_unpackhi_ps(accs[2 * i], accs[2 * i + 1]));
   }
   Vec fours[4];
 #pragma GCC unroll 4
@@ -307,14 +309,19 @@ PAGED_INLINE Vec sum_each(const Vec (&accs)[kLanes]) {
     const __m512d a = _mm512_castps_pd(pairs[2 * i]);
     const __m512d b = _mm512_castps_pd(pairs[2 * i + 1]);
     fours[i] =
-        _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)) + _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+        f(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
   }
-  // fours[i] holds, in each of its quarters, a partial sum of accs[4 * i] to accs[4 * i + 3].
-  const Vec low = _mm512_shuffle_f32x4(fours[0], fours[1], 0x88) +
-                  _mm512_shuffle_f32x4(fours[0], fours[1], 0xdd);
-  const Vec high = _mm512_shuffle_f32x4(fours[2], fours[3], 0x88) +
-                   _mm512_shuffle_f32x4(fours[2], fours[3], 0xdd);
-  return _mm512_shuffle_f32x4(low, high, 0x88) + _mm512_shuffle_f32x4(low, high, 0xdd);
+  // fours[i] holds, in each of its quarters, a partial result of accs[4 * i] to accs[4 * i + 3].
+  const Vec low = f(_mm512_shuffle_f32x4(fours[0], fours[1], 0x88),
+                    _mm512_shuffle_f32x4(fours[0], fours[1], 0xdd));
+  const Vec high = f(_mm512_shuffle_f32x4(fours[2], fours[3], 0x88),
+                     _mm512_shuffle_f32x4(fours[2], fours[3], 0xdd));
+  return f(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+}
+
+// cpu/attention/transposed_keys.h adds in the same order.
+PAGED_INLINE Vec sum_each(const Vec (&accs)[kLanes]) {
+  return reduce_each(accs, [](Vec a, Vec b) __attribute__((always_inline)) { return a + b; });
 }
 
 }  // namespace

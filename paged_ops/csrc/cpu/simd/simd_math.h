@@ -6,10 +6,20 @@
 namespace paged::cpu {
 namespace {
 
+// e^r for |r| <= ln 2 / 2, as 1 + r + r^2 P(r), P a least-maximum fit (4e-9).
+PAGED_INLINE Vec exp_near_zero(Vec r) {
+  Vec p = broadcast(1.3813145e-3f);
+  p = fma(p, r, broadcast(8.369419e-3f));
+  p = fma(p, r, broadcast(4.1668456e-2f));
+  p = fma(p, r, broadcast(1.6666515e-1f));
+  p = fma(p, r, broadcast(0.49999994f));
+  return fma(r * r, p, r) + broadcast(1.0f);
+}
+
 // e^x for x <= 0; 0 where it is far below the smallest float, at -inf for one; NaN for NaN.
 // Relative error below 2e-7.
 //
-// x = n ln 2 + r with |r| <= ln 2 / 2, and e^r = 1 + r + r^2 P(r), P a least-maximum fit (4e-9).
+// x = n ln 2 + r with |r| <= ln 2 / 2.
 PAGED_INLINE Vec exp(Vec x) {
   x = larger(broadcast(-110.0f), x);
   // Adding 1.5 * 2^23 rounds to an integer.
@@ -18,13 +28,7 @@ PAGED_INLINE Vec exp(Vec x) {
   // ln 2 in two parts, the first with so few bits that n times it is exact.
   Vec r = fma(n, broadcast(-0.693359375f), x);
   r = fma(n, broadcast(2.12194440e-4f), r);
-  Vec p = broadcast(1.3813145e-3f);
-  p = fma(p, r, broadcast(8.369419e-3f));
-  p = fma(p, r, broadcast(4.1668456e-2f));
-  p = fma(p, r, broadcast(1.6666515e-1f));
-  p = fma(p, r, broadcast(0.49999994f));
-  const Vec e_r = fma(r * r, p, r) + broadcast(1.0f);
-  return times_power_of_two(e_r, n);
+  return times_power_of_two(exp_near_zero(r), n);
 }
 
 // tanh(x). Relative error below 3e-7, also near 0, where 1 - 2 / (e^2x + 1) would cancel.

@@ -16,6 +16,23 @@ constexpr Soc kSocs[] = {
     {"Ascend910B4", 20, 40},
 };
 
+// What PAGED_SIM_CORES may be instead of a number of cube cores: a device that doesn't say.
+constexpr const char* kUnsaid = "unsaid";
+
+const char* wanted_cores() { return std::getenv("PAGED_SIM_CORES"); }
+
+bool says_cores() { return wanted_cores() == nullptr || std::strcmp(wanted_cores(), kUnsaid) != 0; }
+
+Soc named_soc() {
+  const char* wanted = std::getenv("PAGED_SIM_SOC");
+  if (wanted == nullptr) return kSocs[0];
+  for (const Soc& known : kSocs) {
+    if (std::strcmp(known.name, wanted) == 0) return known;
+  }
+  std::fprintf(stderr, "PAGED_SIM_SOC is %s, expected Ascend910B1 to Ascend910B4\n", wanted);
+  std::abort();
+}
+
 constexpr int64_t kL2Bytes = 192 << 20;
 constexpr int64_t kUnifiedBufferBytes = 192 << 10;
 constexpr int64_t kNpuArch = 2201;
@@ -44,14 +61,13 @@ aclError no_device_set() {
 }  // namespace
 
 const Soc& soc() {
-  static const Soc& chosen = []() -> const Soc& {
-    const char* wanted = std::getenv("PAGED_SIM_SOC");
-    if (wanted == nullptr) return kSocs[0];
-    for (const Soc& known : kSocs) {
-      if (std::strcmp(known.name, wanted) == 0) return known;
+  static const Soc chosen = [] {
+    Soc named = named_soc();
+    if (wanted_cores() != nullptr && says_cores()) {
+      named.cube_cores = std::atoi(wanted_cores());
+      named.vector_cores = 2 * named.cube_cores;
     }
-    std::fprintf(stderr, "PAGED_SIM_SOC is %s, expected Ascend910B1 to Ascend910B4\n", wanted);
-    std::abort();
+    return named;
   }();
   return chosen;
 }
@@ -115,6 +131,11 @@ const char* aclrtGetSocName() { return sim::soc().name; }
 
 aclError aclrtGetDeviceInfo(uint32_t device, aclrtDevAttr attribute, int64_t* value) {
   if (!sim::is_device(device)) return sim::no_such_device(device);
+  const bool asks_cores =
+      attribute == ACL_DEV_ATTR_CUBE_CORE_NUM || attribute == ACL_DEV_ATTR_VECTOR_CORE_NUM;
+  if (asks_cores && !sim::says_cores()) {
+    return sim::fail(ACL_ERROR_API_NOT_SUPPORT, "this device doesn't say how many cores it has");
+  }
   switch (attribute) {
     case ACL_DEV_ATTR_AICORE_CORE_NUM:
     case ACL_DEV_ATTR_CUBE_CORE_NUM:

@@ -153,6 +153,12 @@ aclError run(const Launch& launch) {
     }
     values.push_back(value);
   }
+  if (has_fault("idle", launch.function->name)) return ACL_SUCCESS;
+  if (has_fault("hung", launch.function->name)) {
+    hang_streams();
+    return ACL_SUCCESS;
+  }
+  if (has_fault("shifted", launch.function->name)) values.insert(values.begin(), 0);
   // Each launch runs its cores in another order.
   const int violations = core.launch(launch.function->entry, launch.blocks, values.data(),
                                      values.size(), num_launches);

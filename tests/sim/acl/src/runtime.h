@@ -51,7 +51,8 @@ std::string unimplemented_calls();
 
 // --- devices.cpp
 
-// The model that the machine is made of: PAGED_SIM_SOC, Ascend910B1 where it isn't set.
+// The model that the machine is made of: PAGED_SIM_SOC, Ascend910B1 where it isn't set, with as
+// many cube cores as PAGED_SIM_CORES says, where that is a number.
 struct Soc {
   const char* name;
   int cube_cores;
@@ -62,7 +63,16 @@ const Soc& soc();
 // The device of this thread, or -1 before aclrtSetDevice.
 int current_device();
 
+// --- faults.cpp
+
+// Whether a launch of that kernel is to have a fault. "shifted": all its arguments arrive one place
+// later. "idle": it ends and has done nothing. "hung": it never ends.
+bool has_fault(const char* fault, const std::string& kernel);
+
 // --- streams.cpp
+
+// From now on nothing that is submitted runs, and whoever waits for a stream waits for ever.
+void hang_streams();
 
 using Task = std::function<aclError()>;
 

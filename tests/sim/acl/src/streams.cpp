@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <set>
+#include <thread>
 
 #include "runtime.h"
 
@@ -22,6 +23,7 @@ std::set<Stream*> streams;
 std::set<Event*> events;
 std::set<Graph*> graphs;
 uint32_t graphs_so_far = 0;
+bool hung = false;
 thread_local aclmdlRICaptureMode capture_mode = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
 
 Stream* default_stream(int device) {
@@ -78,13 +80,31 @@ aclError destroy_stream(aclrtStream handle) {
   return ACL_SUCCESS;
 }
 
-aclError synchronize_stream(aclrtStream handle, const char* call) {
+// Waits for whatever was submitted: no time, or on a hung device for ever, or so many milliseconds.
+aclError wait(const char* call, int32_t milliseconds) {
+  if (!hung) return ACL_SUCCESS;
+  const auto limit = std::chrono::milliseconds(milliseconds);
+  do {
+    std::this_thread::sleep_for(std::max(limit, std::chrono::milliseconds(1)));
+  } while (milliseconds < 0);
+  return fail(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT, call, " waited for ", milliseconds, " ms");
+}
+
+aclError synchronize_stream(aclrtStream handle, const char* call, int32_t milliseconds = -1) {
   Stream* stream;
   if (const aclError error = find_stream(handle, &stream)) return error;
-  return check_not_captured(*stream, call);
+  if (const aclError error = check_not_captured(*stream, call)) return error;
+  return wait(call, milliseconds);
+}
+
+aclError synchronize_device(const char* call, int32_t milliseconds) {
+  if (const aclError error = check_not_capturing(call)) return error;
+  return wait(call, milliseconds);
 }
 
 }  // namespace
+
+void hang_streams() { hung = true; }
 
 Stream* stream_of(aclrtStream handle) {
   if (handle == nullptr) return default_stream(current_device());
@@ -99,6 +119,7 @@ aclError submit(aclrtStream handle, Task task) {
     return fail(ACL_ERROR_RT_STREAM_CONTEXT, "stream ", handle, " belongs to device ",
                 stream->device, ", but device ", current_device(), " is current");
   }
+  if (hung) return ACL_SUCCESS;
   if (stream->capture == nullptr) return task();
   stream->capture->tasks.push_back(std::move(task));
   return ACL_SUCCESS;
@@ -144,19 +165,19 @@ aclError aclrtSynchronizeStream(aclrtStream stream) {
   return sim::synchronize_stream(stream, "aclrtSynchronizeStream");
 }
 
-aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t) {
+aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t milliseconds) {
   const Lock lock;
-  return sim::synchronize_stream(stream, "aclrtSynchronizeStreamWithTimeout");
+  return sim::synchronize_stream(stream, "aclrtSynchronizeStreamWithTimeout", milliseconds);
 }
 
 aclError aclrtSynchronizeDevice() {
   const Lock lock;
-  return sim::check_not_capturing("aclrtSynchronizeDevice");
+  return sim::synchronize_device("aclrtSynchronizeDevice", -1);
 }
 
-aclError aclrtSynchronizeDeviceWithTimeout(int32_t) {
+aclError aclrtSynchronizeDeviceWithTimeout(int32_t milliseconds) {
   const Lock lock;
-  return sim::check_not_capturing("aclrtSynchronizeDeviceWithTimeout");
+  return sim::synchronize_device("aclrtSynchronizeDeviceWithTimeout", milliseconds);
 }
 
 aclError aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* status) {

@@ -51,14 +51,16 @@ struct SimCore {
   uint64_t mmad_steps;                  // fractals of 16 x 16 x 32 bytes that they multiplied
   uint64_t vector_instructions;         // vector instructions issued
   uint64_t vector_repeats;              // 256-byte repeats they ran
+  uint64_t bank_conflicts;              // of these, those whose sources share a group of banks
   uint64_t busy_cycles[SIM_NUM_PIPES];  // cycles in which the pipe works
+  uint64_t scalar_instructions;         // its own ones, where they were counted
   uint64_t total_cycles;                // when the last pipe of the core falls idle
 };
 
 struct SimCounters {
   uint32_t num_cores;     // cores of the last launch: the AICs, then the AIVs
   uint32_t violations;    // distinct violations of the last launch
-  uint64_t total_cycles;  // the slowest core's total_cycles
+  uint64_t total_cycles;  // the start of the launch and the slowest core's total_cycles
   struct SimCore total;   // sums over the cores (total.total_cycles too)
   struct SimCore core[SIM_MAX_CORES];
 };
@@ -69,6 +71,11 @@ struct SimCounters {
 // Returns the number of violations: 0 means that every rule was kept.
 int sim_launch(const void* entry, uint32_t block_dim, const uint64_t* args, uint32_t num_args,
                uint64_t seed);
+
+// What was counted of a core's scalar instructions for the next launch: of each instruction that it
+// issues, its kind (high half) and how many were executed up to it (low half); and all. The
+// modelled time is then made of them. A launch that issues something else is reported.
+void sim_scalar(uint32_t core, const uint64_t* events, size_t count, uint64_t instructions);
 
 // Text of the last launch's violations, one a line: "file:line core N rule: text". Returns the
 // number of bytes it needs, the terminating zero included; writes at most `capacity` of them.
@@ -105,6 +112,7 @@ void sim_clear(void);
 //                           --cce-disable-asc-reserved-ubuf, where Select with a mask tensor is
 //                           refused
 //   "max_violations"  100   entries kept per launch
+//   "clock_mhz"       1800  of the cores; GM keeps its own time
 void sim_configure(const char* key, int64_t value);
 
 #ifdef __cplusplus

@@ -264,7 +264,8 @@ void Binary(const char* name, BinaryOp op, const Operand& dst, const Operand& sr
       (second.strides.repeat == 0 || to.strides.repeat == 0);
   CheckOverlap(now, to, first, plan, "src0", false);
   CheckOverlap(now, to, second, plan, "src1", accumulates);
-  SpendRepeats(now, plan.repeats, CyclesOf(op == BinaryOp::kDiv, dst.type));
+  SpendRepeats(now, plan.repeats, CyclesOf(op == BinaryOp::kDiv, dst.type),
+               CountConflicts(plan, first, second));
   if (dst.type == Type::kFloat && src0.type == Type::kHalf) {
     return RunBinary<float, half>(now.core, op, to, first, second, plan);
   }

@@ -93,7 +93,7 @@ void Compare(const char* name, const Operand& dst, const Operand& src0, const Op
     return;
   }
   Touch(now, Space::kUb, dst.view.addr, static_cast<uint32_t>(bytes), true, "dst");
-  SpendRepeats(now, plan.repeats, kPlainCycles);
+  SpendRepeats(now, plan.repeats, kPlainCycles, src1 ? CountConflicts(plan, first, second) : 0);
   Core& core = now.core;
   for (int64_t repeat = 0; repeat < plan.repeats; ++repeat) {
     double a[kMaxLanes];
@@ -146,7 +146,7 @@ void Select(const Operand& dst, const Operand& mask, const Operand& src0, const 
   Touch(now, Space::kUb, mask.view.addr, static_cast<uint32_t>(bytes), false, "selMask");
   CheckOverlap(now, to, first, plan, "src0", false);
   if (src1) CheckOverlap(now, to, second, plan, "src1", false);
-  SpendRepeats(now, plan.repeats, kPlainCycles);
+  SpendRepeats(now, plan.repeats, kPlainCycles, src1 ? CountConflicts(plan, first, second) : 0);
   if (SizeOf(dst.type) == 2) {
     RunSelect<uint16_t>(now.core, to, mask.view.addr, step, first, src1 ? &second : nullptr,
                         FloatToHalf(static_cast<float>(scalar)), plan);

@@ -4,6 +4,7 @@
 
 #include "limits.h"
 #include "memory.h"
+#include "transfer.h"
 
 namespace sim {
 namespace {
@@ -69,7 +70,7 @@ void CopyIn(const char* name, const LocalView& dst, const GmView& src, const Cop
     return;
   }
   Core& core = now.core;
-  const uint64_t hbm_before = core.counters.hbm_bytes;
+  Transfer transfer(now, false);
   const int64_t piece = PieceInside(shape);
   // Paddings hold the value; the rest of the last block does too, but only if there is a padding.
   const bool tail_is_filled = shape.pad_value_set && (shape.left > 0 || shape.right > 0);
@@ -77,6 +78,7 @@ void CopyIn(const char* name, const LocalView& dst, const GmView& src, const Cop
     const int64_t from = i * (shape.bytes + shape.gm_gap);
     const int64_t to = i * (piece + shape.local_gap * kBlock);
     if (!Inside(now, dst, to, piece, "dst") || !TouchGm(now, src, from, shape.bytes, false)) return;
+    transfer.Add(src.addr + static_cast<uint64_t>(from), shape.bytes);
     const uint32_t addr = dst.addr + static_cast<uint32_t>(to);
     Touch(now, space, addr, static_cast<uint32_t>(piece), true, "dst");
     uint8_t* out = core.Memory(space).bytes.get() + addr;
@@ -95,7 +97,7 @@ void CopyIn(const char* name, const LocalView& dst, const GmView& src, const Cop
     (to_l1 ? core.counters.gm_l1_bytes : core.counters.gm_read_bytes) +=
         static_cast<uint64_t>(shape.bytes);
   }
-  SpendCopy(now, shape.blocks, shape.blocks * shape.bytes, hbm_before, false);
+  SpendCopy(now, transfer);
 }
 
 void CopyOut(const char* name, const GmView& dst, const LocalView& src, const CopyShape& shape,
@@ -106,7 +108,7 @@ void CopyOut(const char* name, const GmView& dst, const LocalView& src, const Co
     return;
   }
   Core& core = now.core;
-  const uint64_t hbm_before = core.counters.hbm_bytes;
+  Transfer transfer(now, true);
   const int64_t piece = PieceInside(shape);
   for (int64_t i = 0; i < shape.blocks; ++i) {
     const int64_t from = i * (piece + shape.local_gap * kBlock);
@@ -114,13 +116,14 @@ void CopyOut(const char* name, const GmView& dst, const LocalView& src, const Co
     if (!Inside(now, src, from, shape.bytes, "src") || !TouchGm(now, dst, to, shape.bytes, true)) {
       return;
     }
+    transfer.Add(dst.addr + static_cast<uint64_t>(to), shape.bytes);
     const uint32_t addr = src.addr + static_cast<uint32_t>(from);
     Touch(now, Space::kUb, addr, static_cast<uint32_t>(shape.bytes), false, "src");
     std::memcpy(reinterpret_cast<void*>(dst.addr + static_cast<uint64_t>(to)), core.ub + addr,
                 static_cast<size_t>(shape.bytes));
     core.counters.gm_written_bytes += static_cast<uint64_t>(shape.bytes);
   }
-  SpendCopy(now, shape.blocks, shape.blocks * shape.bytes, hbm_before, true);
+  SpendCopy(now, transfer);
 }
 
 void CopyLocal(const LocalView& dst, const LocalView& src, int64_t blocks, int64_t length,

@@ -105,6 +105,7 @@ void Core::Reset(const Place& where) {
   dropped.clear();
   all_dropped = {};
   kernel_type = -1;
+  trace = {};
   counters = {};
 }
 
@@ -126,8 +127,7 @@ Instruction::Instruction(const char* instruction_name, Pipe on, Site where)
       mine[other] = std::max(mine[other], core.known[kS][other]);
     }
   }
-  core.now += kIssueCycles;
-  core.counters.busy_cycles[kS] += kIssueCycles;
+  Issue(core, EventKind::kInstruction);
 }
 
 void Spend(const Instruction& instruction, int64_t busy, int64_t latency) {
@@ -148,9 +148,41 @@ void Spend(const Instruction& instruction, int64_t busy, int64_t latency) {
   line.done = std::max(line.done, line.free + static_cast<uint64_t>(latency));
 }
 
-void ScalarWork(Core& core, int64_t cycles) {
-  core.now += static_cast<uint64_t>(cycles);
-  core.counters.busy_cycles[kS] += static_cast<uint64_t>(cycles);
+namespace {
+
+void ScalarTime(Core& core, uint64_t cycles) {
+  core.now += cycles;
+  core.counters.busy_cycles[kS] += cycles;
+}
+
+void ScalarInstructions(Core& core, uint64_t up_to) {
+  ScalarTime(core, (up_to - core.trace.done) * kScalarCycles);
+  core.trace.done = up_to;
+}
+
+}  // namespace
+
+void Issue(Core& core, EventKind kind) {
+  ScalarTrace& trace = core.trace;
+  if (!trace.Exists()) {
+    ScalarTime(core, kIssueCycles);
+    return;
+  }
+  if (trace.next == trace.events.size() ||
+      trace.events[trace.next] >> 32 != static_cast<uint64_t>(kind)) {
+    trace.differs = true;
+    ScalarTime(core, kIssueCycles);
+    return;
+  }
+  ScalarInstructions(core, trace.events[trace.next++] & UINT32_MAX);
+}
+
+void FinishScalar(Core& core) {
+  ScalarTrace& trace = core.trace;
+  if (!trace.Exists()) return;
+  trace.differs |= trace.next != trace.events.size();
+  if (!trace.differs) ScalarInstructions(core, trace.instructions);
+  core.counters.scalar_instructions = trace.instructions;
 }
 
 Signal Send(const Core& core, Pipe from) {

@@ -126,6 +126,30 @@ struct Queue {
 
 constexpr int kEvents = static_cast<int>(AscendC::HardEvent::MAX);
 
+// What a core's scalar unit issues, as counted.h numbers it.
+enum class EventKind : uint32_t {
+  kInstruction = 1,  // of a pipe, or a scalar access to a memory
+  kQueueCall,
+  kSetFlag,
+  kWaitFlag,
+  kBarrier,
+  kSyncAll,
+  kCrossCoreSet,
+  kCrossCoreWait,
+};
+
+// What was counted of a core's scalar instructions: of each that it issues, its kind (high half)
+// and how many were executed up to it (low half).
+struct ScalarTrace {
+  std::vector<uint64_t> events;
+  uint64_t instructions = 0;  // in all
+  size_t next = 0;
+  uint64_t done = 0;
+  bool differs = false;  // the launch issues something else
+
+  bool Exists() const { return instructions != 0; }
+};
+
 // Where a core stands in its launch.
 struct Place {
   uint32_t index = 0;  // among all cores
@@ -151,6 +175,7 @@ struct Core {
   // Time.
   uint64_t now = 0;  // of the scalar unit
   std::array<Timeline, kPipes> line{};
+  ScalarTrace trace;
 
   // Flags and ids. An id is taken while a queue or AllocEventID holds it.
   Flag flags[kEvents][kEventIds];
@@ -198,6 +223,11 @@ struct Instruction {
 // Books the pipe for `busy` cycles; the result is there `latency` cycles later.
 void Spend(const Instruction& instruction, int64_t busy, int64_t latency);
 
+// Books the scalar unit for an instruction that it issues, and for its own ones before it.
+void Issue(Core& core, EventKind kind);
+// Books its own instructions after the last one that it issued.
+void FinishScalar(Core& core);
+
 // Signals between pipes.
 Signal Send(const Core& core, Pipe from);
 void Receive(Core& core, Pipe to, const Signal& signal);
@@ -216,9 +246,6 @@ void ReportFor(const Core& core, Site site, const char* rule, const char* format
 
 // Ends the running core's kernel.
 struct Abandon {};
-
-// Books the scalar unit for work that is no instruction of a pipe.
-void ScalarWork(Core& core, int64_t cycles);
 
 // Waits until `ready` holds, letting other cores run. Where that never comes, `explain` says why in
 // the report of the deadlock.

@@ -245,6 +245,7 @@ void CheckCrossCoreEnd() {
 
 void SyncAll(bool aiv_only, Site site) {
   Core& core = Self();
+  Issue(core, EventKind::kSyncAll);
   RequireMixed(core, "SyncAll", site);
   if (!aiv_only && !HasBothKinds(core.kernel_type)) {
     Report(site, "deadlock",
@@ -313,7 +314,7 @@ void CrossCoreSet(int mode, pipe_t pipe, int64_t id, Site site) {
            kPipeNames[from], NameOf(place.kind));
     Fail();
   }
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kCrossCoreSet);
   const uint32_t group = mode == 0 ? 0 : place.group;
   const Cores members = mode == 0 ? OfKind(place.kind) : OfGroup(group, place.kind);
   const Kind others = place.kind == Kind::kCube ? Kind::kVector : Kind::kCube;
@@ -326,7 +327,7 @@ void CrossCoreWait(int64_t id, Site site) {
   Core& core = Self();
   RequireMixed(core, "CrossCoreWaitFlag", site);
   RequireFlag("CrossCoreWaitFlag", id, site);
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kCrossCoreWait);
   const bool in_group = HasBothKinds(core.kernel_type);
   Take(static_cast<int>(id), in_group ? kGroupFlagCycles : kSyncAllCycles, site);
 }

@@ -49,12 +49,16 @@ struct Entry {
   std::vector<uint64_t> arguments;
 };
 
+// Of each core of the next launch, where it was counted.
+using ScalarTraces = std::map<uint32_t, ScalarTrace>;
+
 struct Device {
   std::mutex launching;  // one launch at a time
   std::mutex mutex;      // guards the turn
   std::condition_variable launch_ended;
   int turn = -1;  // index of the core that runs; -1 is the launching thread
   Entry entry;
+  ScalarTraces traces;
   uint32_t num_cores = 0;
   uint32_t num_groups = 0;
   uint32_t num_started = 0;
@@ -69,7 +73,7 @@ struct Device {
   std::map<std::tuple<std::string, std::string, int>, size_t> seen;  // by line, rule, kind
 
   std::map<std::string, int64_t> settings = {
-      {"cores", 48}, {"ub_reserved", 8192}, {"max_violations", 100}};
+      {"cores", 48}, {"ub_reserved", 8192}, {"max_violations", 100}, {"clock_mhz", kUsualMhz}};
   SimCounters counters{};
 };
 
@@ -159,10 +163,20 @@ void AddCore(Device& d, const Place& place) {
   if (d.runners.size() <= place.index) d.runners.push_back(std::make_unique<Runner>());
   Runner& runner = *d.runners[place.index];
   runner.core->Reset(place);
+  const auto counted = d.traces.find(place.index);
+  if (counted != d.traces.end()) runner.core->trace = counted->second;
   if (runner.thread.joinable()) return;
   runner.waiting = nullptr;
   runner.started = runner.finished = false;
   runner.thread = std::thread(RunCore, std::ref(d), std::ref(runner));
+}
+
+// Where a core issued its first instruction to a pipe.
+Site FirstSite(const Core& core) {
+  for (const auto& sites : core.log) {
+    if (!sites.empty()) return sites.front();
+  }
+  return {"kernel", 0};
 }
 
 void CheckEnd(Core& core) {
@@ -174,6 +188,16 @@ void CheckEnd(Core& core) {
     }
   }
   ReportUncleaned(core);
+  FinishScalar(core);
+  if (core.trace.differs) {
+    Report(FirstSite(core), "scalar",
+           "the core issued other instructions than while its scalar instructions were counted");
+  }
+  if (core.kernel_type < 0) {
+    Report(FirstSite(core), "kernel-type",
+           "the kernel states no type, and in a unit with several kernels nobody infers it: "
+           "KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY)");
+  }
 }
 
 int64_t BlockIndexOf(const Place& place) {
@@ -185,6 +209,7 @@ void CollectCounters(Device& d) {
   d.counters = {};
   d.counters.num_cores = d.num_cores;
   d.counters.violations = static_cast<uint32_t>(d.violations.size());
+  const uint64_t launch = static_cast<uint64_t>(kLaunchMicroseconds * d.settings["clock_mhz"]);
   for (uint32_t i = 0; i < d.num_cores; ++i) {
     Core& core = *d.runners[i]->core;
     uint64_t end = core.now;
@@ -193,7 +218,7 @@ void CollectCounters(Device& d) {
     core.counters.is_cube = core.place.kind == Kind::kCube;
     core.counters.block = static_cast<uint64_t>(BlockIndexOf(core.place));
     d.counters.core[i] = core.counters;
-    d.counters.total_cycles = std::max(d.counters.total_cycles, end);
+    d.counters.total_cycles = std::max(d.counters.total_cycles, launch + end);
     const auto* from = reinterpret_cast<const uint64_t*>(&core.counters);
     auto* to = reinterpret_cast<uint64_t*>(&d.counters.total);
     for (size_t word = 0; word < sizeof(SimCore) / sizeof(uint64_t); ++word) to[word] += from[word];
@@ -396,6 +421,7 @@ int sim_launch(const void* entry, uint32_t block_dim, const uint64_t* args, uint
   if (!d.abandoned && !d.deadlocked) sim::CheckCrossCoreEnd();
   sim::FinishGm();
   sim::CollectCounters(d);
+  d.traces.clear();
   return static_cast<int>(d.violations.size());
 }
 
@@ -417,6 +443,13 @@ size_t sim_report(char* out, size_t capacity) {
   return report.size() + 1;
 }
 
+void sim_scalar(uint32_t core, const uint64_t* events, size_t count, uint64_t instructions) {
+  sim::ScalarTrace& trace = device().traces[core];
+  trace = {};
+  trace.events.assign(events, events + count);
+  trace.instructions = instructions;
+}
+
 void sim_counters(SimCounters* out) { *out = device().counters; }
 
 void sim_configure(const char* key, int64_t value) {
@@ -424,6 +457,7 @@ void sim_configure(const char* key, int64_t value) {
   const bool valid =
       found != device().settings.end() && value >= 0 &&
       !(std::string(key) == "cores" && (value < 1 || value > SIM_MAX_CORES * 2 / 3)) &&
+      !(std::string(key) == "clock_mhz" && value < 100) &&
       !(std::string(key) == "ub_reserved" && value > 64 * 1024);
   if (!valid) {
     std::fprintf(stderr, "sim_configure: no setting %s, or %lld is out of its range\n", key,

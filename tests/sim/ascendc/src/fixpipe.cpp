@@ -5,6 +5,7 @@
 
 #include "limits.h"
 #include "memory.h"
+#include "transfer.h"
 
 namespace sim {
 namespace {
@@ -74,6 +75,20 @@ int64_t OffsetInGm(const FixpipeShape& shape, int64_t matrix, int64_t row, int64
   return column / width * shape.dst_stride * kBlock + row * width * element;
 }
 
+// The pieces of GM that are written: rows, or columns of fractals.
+void AddPieces(const GmView& dst, const FixpipeShape& shape, int64_t element, Transfer* transfer) {
+  const int64_t width = shape.split_channels ? kFractals / 2 : kFractals;
+  const int64_t pieces = shape.nz ? shape.n / width : shape.m;
+  const int64_t bytes = (shape.nz ? shape.m * width : shape.n) * element;
+  for (int64_t matrix = 0; matrix < shape.matrices; ++matrix) {
+    for (int64_t i = 0; i < pieces; ++i) {
+      const int64_t to =
+          OffsetInGm(shape, matrix, shape.nz ? 0 : i, shape.nz ? i * width : 0, element);
+      transfer->Add(dst.addr + static_cast<uint64_t>(to), bytes);
+    }
+  }
+}
+
 }  // namespace
 
 void Fixpipe(const GmView& dst, const LocalView& src, Type type, const FixpipeShape& shape,
@@ -86,6 +101,7 @@ void Fixpipe(const GmView& dst, const LocalView& src, Type type, const FixpipeSh
   const int64_t element = SizeOf(type);
   const int64_t width = shape.split_channels ? kFractals / 2 : kFractals;
   const uint8_t* l0c = now.core.Memory(Space::kL0c).bytes.get();
+  Transfer transfer(now, true);
   for (int64_t matrix = 0; matrix < shape.matrices; ++matrix) {
     for (int64_t row = 0; row < shape.m; ++row) {
       for (int64_t column = 0; column < shape.n; column += width) {
@@ -105,11 +121,10 @@ void Fixpipe(const GmView& dst, const LocalView& src, Type type, const FixpipeSh
   }
   const int64_t elements = shape.matrices * shape.m * shape.n;
   now.core.counters.l0c_gm_bytes += static_cast<uint64_t>(elements * element);
-  const int64_t pieces = shape.nz ? 1 : shape.matrices * shape.m;
-  const int64_t transfer = TransferCycles(now.core, 0, elements * element);
-  const int64_t cycles = std::max({elements / kFixpipeElements, pieces * kPieceStart, transfer});
+  AddPieces(dst, shape, element, &transfer);
+  const int64_t cycles = std::max(elements / kFixpipeElements, transfer.Cycles());
   ++now.core.counters.copy_calls;
-  Spend(now, kCopyStart + cycles, kWriteLatency);
+  Spend(now, kCopyStart + cycles, transfer.Latency());
 }
 
 }  // namespace sim

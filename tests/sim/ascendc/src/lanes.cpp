@@ -211,8 +211,35 @@ void CheckOverlap(const Instruction& now, const Operand& dst, const Operand& src
   }
 }
 
-void SpendRepeats(const Instruction& now, int64_t repeats, int64_t cycles_each) {
-  Spend(now, kVectorStart + repeats * cycles_each, kVectorLatency);
+int64_t CountConflicts(const Plan& plan, const Operand& first, const Operand& second) {
+  // The block that the first source wants of each group.
+  std::array<int64_t, kBankGroups> wanted{};
+  const auto visit = [&](const Operand& operand, int64_t repeat, auto use) {
+    const int64_t per_block = kBlock / SizeOf(operand.type);
+    const Mask mask = plan.At(repeat);
+    const int64_t begin = RepeatAddress(operand, repeat) / kBlock;
+    for (int64_t i = 0; i < plan.lanes / per_block; ++i) {
+      if (mask.Slice(i * per_block, per_block)) use(begin + i * operand.strides.block);
+    }
+  };
+  int64_t conflicts = 0;
+  for (int64_t repeat = 0; repeat < plan.repeats; ++repeat) {
+    wanted.fill(-1);
+    bool shared = false;
+    visit(first, repeat, [&](int64_t block) { wanted[block % kBankGroups] = block; });
+    visit(second, repeat, [&](int64_t block) {
+      const int64_t other = wanted[block % kBankGroups];
+      shared |= other >= 0 && other != block;
+    });
+    conflicts += shared;
+  }
+  return conflicts;
+}
+
+void SpendRepeats(const Instruction& now, int64_t repeats, int64_t cycles_each, int64_t conflicts) {
+  const int64_t taken = repeats + conflicts * (kBankConflict - 1);
+  Spend(now, kVectorStart + taken * cycles_each, kVectorLatency);
+  now.core.counters.bank_conflicts += static_cast<uint64_t>(conflicts);
   ++now.core.counters.vector_instructions;
   now.core.counters.vector_repeats += static_cast<uint64_t>(repeats);
 }

@@ -61,8 +61,12 @@ bool Access(const Instruction& instruction, const Operand& operand, const Plan& 
 void CheckOverlap(const Instruction& instruction, const Operand& dst, const Operand& src,
                   const Plan& plan, const char* role, bool accumulates);
 
+// Repeats in which two sources want different blocks of one group of UB's banks.
+int64_t CountConflicts(const Plan& plan, const Operand& first, const Operand& second);
+
 // Books an instruction's repeats on the vector pipe.
-void SpendRepeats(const Instruction& instruction, int64_t repeats, int64_t cycles_each);
+void SpendRepeats(const Instruction& instruction, int64_t repeats, int64_t cycles_each,
+                  int64_t conflicts = 0);
 
 // The operand as a count-form call means it: repeats side by side. Other calls give their strides.
 inline Operand Placed(const Operand& operand, const Lanes& lanes, int64_t per_repeat) {

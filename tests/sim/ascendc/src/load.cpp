@@ -4,6 +4,7 @@
 
 #include "limits.h"
 #include "memory.h"
+#include "transfer.h"
 
 namespace sim {
 namespace {
@@ -47,7 +48,8 @@ void CopyNdToNz(const LocalView& dst, const GmView& src, const NzShape& shape, S
     return;
   }
   const int64_t row_bytes = shape.columns * shape.element;
-  const uint64_t hbm_before = now.core.counters.hbm_bytes;
+  Transfer transfer(now, false);
+  const bool dense = shape.src_row_stride == shape.columns;
   for (int64_t matrix = 0; matrix < shape.matrices; ++matrix) {
     for (int64_t row = 0; row < shape.rows; ++row) {
       const int64_t from =
@@ -55,14 +57,17 @@ void CopyNdToNz(const LocalView& dst, const GmView& src, const NzShape& shape, S
       const int64_t to =
           matrix * shape.dst_matrix_stride * shape.element + row * shape.dst_row_stride * kBlock;
       if (!TouchGm(now, src, from, row_bytes, false)) return;
+      if (!dense) transfer.Add(src.addr + static_cast<uint64_t>(from), row_bytes);
       const auto* bytes = reinterpret_cast<const uint8_t*>(src.addr + static_cast<uint64_t>(from));
       if (!PlaceRow(now, dst, to, bytes, shape)) return;
     }
+    const int64_t first = matrix * shape.src_matrix_stride * shape.element;
+    const uint64_t address = src.addr + static_cast<uint64_t>(first);
+    if (dense) transfer.Add(address, shape.rows * row_bytes, shape.rows);
   }
   const int64_t rows = shape.matrices * shape.rows;
   now.core.counters.gm_l1_bytes += static_cast<uint64_t>(rows * row_bytes);
-  const bool dense = shape.src_row_stride == shape.columns;
-  SpendCopy(now, dense ? shape.matrices : rows, rows * row_bytes, hbm_before, false);
+  SpendCopy(now, transfer);
 }
 
 namespace {

@@ -544,25 +544,6 @@ bool TouchGm(const Instruction& now, const GmView& view, int64_t offset, int64_t
   return true;
 }
 
-int64_t TransferCycles(const Core& core, int64_t hbm_bytes, int64_t l2_bytes) {
-  const bool cube = core.place.kind == Kind::kCube;
-  const int64_t hbm = cube ? kHbmBytesOfCube : kHbmBytesOfVector;
-  const int64_t l2 = cube ? kL2BytesOfCube : kL2BytesOfVector;
-  return (hbm_bytes + hbm - 1) / hbm + (l2_bytes + l2 - 1) / l2;
-}
-
-// A piece moves whole bursts. Its start is hidden behind the transfer of the piece before it,
-// unless the pieces are short.
-void SpendCopy(const Instruction& now, int64_t pieces, int64_t bytes, uint64_t hbm_before,
-               bool write) {
-  const auto from_hbm = static_cast<int64_t>(now.core.counters.hbm_bytes - hbm_before);
-  const int64_t each = (bytes / pieces + kGmBurst - 1) / kGmBurst * kGmBurst;
-  const int64_t transfer = TransferCycles(now.core, from_hbm, each * pieces - from_hbm);
-  const int64_t latency = write ? kWriteLatency : from_hbm > 0 ? kReadLatency : kL2ReadLatency;
-  Spend(now, kCopyStart + std::max(pieces * kPieceStart, transfer), latency);
-  ++now.core.counters.copy_calls;
-}
-
 namespace {
 
 // Notes on the SetValues of a line that they are in memory now.

@@ -33,13 +33,6 @@ void CheckInitialised(const Instruction& instruction, Space space, uint32_t bloc
 // that hold garbage. Returns false where the memory may not be touched.
 bool TouchGm(const Instruction& instruction, const GmView& view, int64_t offset, int64_t bytes,
              bool write);
-// What a core's bytes of GM take on their way, without starts: those from HBM and the others, which
-// L2 holds.
-int64_t TransferCycles(const Core& core, int64_t hbm_bytes, int64_t l2_bytes);
-// Books a copy that moved `bytes` of GM since the core's counter of HBM bytes stood at
-// `hbm_before`.
-void SpendCopy(const Instruction& instruction, int64_t pieces, int64_t bytes, uint64_t hbm_before,
-               bool write);
 void CleanLines(const Instruction& instruction, uint64_t address, bool whole_cache);
 void ReportUncleaned(Core& core);
 // The polled form of SyncAll needs a workspace of zeros.

@@ -24,6 +24,7 @@ constexpr int64_t kMaxBuffers = 64;         // of one TPipe
 constexpr int64_t kMaxBuffersPerPlace = 8;  // queue buffers at one TPosition: one event id each
 constexpr int64_t kEventIds = 8;
 constexpr int64_t kFirstReservedEvent = 6;  // 6 and 7 belong to the toolchain
+constexpr int64_t kPipeEvents = 3;          // ids 0 to 2 of M_MTE1 are the TPipe's on a cube core
 constexpr int64_t kMaxPieces = 4095;        // blockCount
 constexpr int64_t kMaxPadPiece = 2097151;   // blockLen of DataCopyPad in bytes
 constexpr int64_t kMaxPiece = 65535;        // blockLen of DataCopy in blocks
@@ -42,22 +43,31 @@ constexpr int64_t kCrossCoreLimit = 15;    // a flag's counter
 constexpr int64_t kFirstSyncAllFlag = 11;  // SyncAll uses 11 to 14
 constexpr int64_t kLastSyncAllFlag = 14;
 
-// Cycles of 1.8 GHz. Throughputs are in CANN's documents (docs/simulated-device.md names them);
-// most latencies and start-up costs are nowhere published, so those are round numbers of the right
-// size. HBM's 1.6 TB/s are 889 bytes a cycle, shared by the 48 vector cores or the 24 cube cores
-// that all read at once; L2's 5 TB/s likewise.
-constexpr int64_t kIssueCycles = 2;        // the scalar unit, for each instruction that it issues
-constexpr size_t kQueueDepth = 32;         // instructions that wait for MTE1, and for M
-constexpr int64_t kVectorStart = 4;        // the vector unit before an instruction's first repeat
-constexpr int64_t kVectorLatency = 24;     // from the last repeat's start to its result in UB
-constexpr int64_t kHbmBytesOfVector = 18;  // a cycle, for each vector core
-constexpr int64_t kL2BytesOfVector = 57;
-constexpr int64_t kHbmBytesOfCube = 37;
-constexpr int64_t kL2BytesOfCube = 115;
-constexpr int64_t kL2Line = 64;            // bytes: what counts as read once
-constexpr int64_t kCopyStart = 24;         // the DMA engine, for each copy
-constexpr int64_t kPieceStart = 4;         // the DMA engine, for each piece of a copy
-constexpr int64_t kGmBurst = 128;          // bytes: the smallest transfer
+// Cycles of kUsualMhz. Throughputs are published (docs/simulated-device.md says where); most
+// latencies and start-up costs are not, so those are round numbers of the right size. What GM gives
+// is for each core while all of its kind use GM at once. At another clock GM keeps its time.
+constexpr int64_t kUsualMhz = 1800;
+constexpr int64_t kLaunchMicroseconds = 5;  // of 5 to 20: from the host's call to the first core
+constexpr int64_t kIssueCycles = 2;         // the scalar unit, for each instruction that it issues
+constexpr int64_t kScalarCycles = 1;        // instead, where they are counted: for each of its own
+constexpr size_t kQueueDepth = 32;          // instructions that wait for MTE1, and for M
+constexpr int64_t kVectorStart = 4;         // the vector unit before an instruction's first repeat
+constexpr int64_t kVectorLatency = 24;      // from the last repeat's start to its result in UB
+constexpr int64_t kBankGroups = 16;         // of UB: block i lies in group i modulo 16
+constexpr int64_t kBankConflict = 2;  // times as long takes a repeat whose sources share a group
+
+// GM: bytes a cycle for a cube core; a vector core, of which there are two, has half of it from L2.
+constexpr double kHbmReadOfCube = 35.5;
+constexpr double kHbmReadOfVector = 17.3;
+constexpr double kL2ReadOfCube = 110;
+constexpr double kL2WriteOfCube = 86;
+constexpr double kRowOfCube = 1.7;  // cycles, for each row or piece that is read
+constexpr double kRowOfVector = 0.7;
+constexpr int64_t kGmLine = 512;    // bytes: a piece costs as many times as it has lines too many
+constexpr int64_t kL2Line = 64;     // bytes: what counts as read once
+constexpr int64_t kCopyStart = 24;  // the DMA engine, for each copy
+constexpr int64_t kPieceStart = 4;  // the DMA engine, for each piece that is written
+constexpr int64_t kGmBurst = 128;   // bytes: the smallest transfer
 constexpr int64_t kReadLatency = 500;      // from the last piece's start until it is there
 constexpr int64_t kL2ReadLatency = 250;    // likewise, where L2 holds all of it
 constexpr int64_t kWriteLatency = 300;     // from the last piece's start until GM has it
@@ -81,8 +91,8 @@ constexpr int64_t kGroupFlagCycles = 200;  // a flag between the cores of a grou
 constexpr int64_t kPlainCycles = 1;
 constexpr int64_t kSlowFloatCycles = 2;  // Exp, Ln, Sqrt, Div: 32 lanes a cycle
 constexpr int64_t kSlowHalfCycles = 4;
-constexpr int64_t kWholeReduceCycles = 7;
-constexpr int64_t kBlockReduceHalfCycles = 7;
+constexpr int64_t kWholeReduceCycles = 5;
+constexpr int64_t kBlockReduceHalfCycles = 5;
 constexpr int64_t kGatherCycles = 4;
 constexpr int64_t kTransposeCycles = 2;
 

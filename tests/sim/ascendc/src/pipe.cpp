@@ -153,10 +153,40 @@ void CheckReturned(const Buffer& buffer) {
 // ---- TPipe
 // ---------------------------------------------------------------------------------------
 
+namespace {
+
+// On a cube core a TPipe takes ids of M_MTE1 for matrix multiplications that it doesn't know of,
+// sets them, and waits for them in the end.
+void SetPipeEvents(Core& core, Site site) {
+  const int event = Index(HardEvent::M_MTE1);
+  for (int id = 0; id < kPipeEvents; ++id) {
+    core.taken[event] = static_cast<uint8_t>(core.taken[event] | (1 << id));
+    core.flags[event][id] = {true, Send(core, kM), site};
+  }
+}
+
+void AwaitPipeEvents(Core& core, Site site) {
+  const int event = Index(HardEvent::M_MTE1);
+  for (int id = 0; id < kPipeEvents; ++id) {
+    Flag& flag = core.flags[event][id];
+    if (!flag.set) {
+      Report(site, "event-wait",
+             "the TPipe ends with WaitFlag<M_MTE1>(%d), which it had set in the beginning and the "
+             "kernel hasn't set again: it waits for ever",
+             id);
+    }
+    flag.set = false;
+    ReturnId(core, HardEvent::M_MTE1, id);
+  }
+}
+
+}  // namespace
+
 void PipeInit(void* pipe, Site site) {
   Core& core = Self();
   if (core.pipe) Report(site, "pipe", "a second TPipe while the first one lives");
   core.pipe = pipe;
+  if (core.place.kind == Kind::kCube) SetPipeEvents(core, site);
 }
 
 void PipeReset(Site site) {
@@ -180,7 +210,11 @@ void PipeReset(Site site) {
 
 void PipeDestroy(Site site) {
   PipeReset(site);
-  Self().pipe = nullptr;
+  Core& core = Self();
+  core.pipe = nullptr;
+  if (core.place.kind == Kind::kCube && std::uncaught_exceptions() == 0) {
+    AwaitPipeEvents(core, site);
+  }
 }
 
 void* CurrentPipe() { return Self().pipe; }
@@ -274,7 +308,7 @@ int InitQueue(TPosition src, TPosition dst, int32_t depth, int64_t num, uint32_t
 LocalView QueueAlloc(int id, Site site) {
   Core& core = Self();
   Queue& queue = QueueOf(core, id, "AllocTensor", site);
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kQueueCall);
   for (size_t tries = 0; tries < queue.buffers.size(); ++tries) {
     const uint32_t index = queue.buffers[queue.cursor];
     queue.cursor = (queue.cursor + 1) % static_cast<uint32_t>(queue.buffers.size());
@@ -311,7 +345,7 @@ bool QueueEnque(int id, const LocalView& tensor, Site site) {
            queue.waiting.size() + 1, queue.depth);
     return false;
   }
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kQueueCall);
   buffer->state = BufferState::kQueued;
   buffer->site = site;
   buffer->event = TakeId(core, queue.filled, site);
@@ -327,7 +361,7 @@ LocalView QueueDeque(int id, Site site) {
     Report(site, "queue-order", "DeQue from an empty queue");
     Fail();
   }
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kQueueCall);
   const uint32_t index = queue.waiting.front();
   queue.waiting.pop_front();
   Buffer& buffer = core.buffers[index];
@@ -349,7 +383,7 @@ void QueueFree(int id, const LocalView& tensor, Site site) {
            buffer->site.line);
     return;
   }
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kQueueCall);
   buffer->state = BufferState::kIdle;
   buffer->site = site;
   ++buffer->generation;
@@ -423,6 +457,11 @@ void ReleaseEvent(HardEvent event, int64_t id, Site site) {
 
 namespace {
 
+bool IsPipeEvent(const Core& core, HardEvent event, int64_t id) {
+  return core.pipe && core.place.kind == Kind::kCube && event == HardEvent::M_MTE1 &&
+         id < kPipeEvents;
+}
+
 // Whether a kernel may use the id: one that it was given, or one below the reserved two that no
 // queue holds.
 bool MayUse(const Core& core, HardEvent event, int64_t id, const char* call, Site site) {
@@ -439,6 +478,7 @@ bool MayUse(const Core& core, HardEvent event, int64_t id, const char* call, Sit
   }
   const uint8_t bit = static_cast<uint8_t>(1 << id);
   if (core.user_taken[Index(event)] & bit) return true;
+  if (IsPipeEvent(core, event, id)) return true;
   if (core.taken[Index(event)] & bit) {
     Report(site, "event-id",
            "%s<%s>(%lld), which a queue holds; AllocEventID or FetchEventID gives a "
@@ -458,11 +498,12 @@ bool MayUse(const Core& core, HardEvent event, int64_t id, const char* call, Sit
 void SetFlag(HardEvent event, int64_t id, Site site) {
   Core& core = Self();
   if (!MayUse(core, event, id, "SetFlag", site)) return;
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kSetFlag);
   Flag& flag = core.flags[Index(event)][id];
   if (flag.set) {
-    Report(site, "event-twice", "SetFlag<%s>(%lld) again, with no WaitFlag since line %d",
-           NameOf(event), static_cast<long long>(id), flag.site.line);
+    Report(site, "event-twice", "SetFlag<%s>(%lld) again, with no WaitFlag since line %d%s",
+           NameOf(event), static_cast<long long>(id), flag.site.line,
+           IsPipeEvent(core, event, id) ? ": the TPipe of a cube core sets 0, 1 and 2" : "");
   }
   flag = {true, Send(core, SourceOf(event)), site};
 }
@@ -470,7 +511,7 @@ void SetFlag(HardEvent event, int64_t id, Site site) {
 void WaitFlag(HardEvent event, int64_t id, Site site) {
   Core& core = Self();
   if (!MayUse(core, event, id, "WaitFlag", site)) return;
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kWaitFlag);
   Flag& flag = core.flags[Index(event)][id];
   if (!flag.set) {
     Report(site, "event-wait", "WaitFlag<%s>(%lld) with no SetFlag before it waits for ever",
@@ -483,7 +524,7 @@ void WaitFlag(HardEvent event, int64_t id, Site site) {
 
 void PipeBarrier(pipe_t pipe, Site site) {
   Core& core = Self();
-  ScalarWork(core, kIssueCycles);
+  Issue(core, EventKind::kBarrier);
   if (pipe == PIPE_ALL) {
     BarrierAll(core);
     return;

@@ -11,23 +11,25 @@ namespace AscendC {
 
 #define SIM_UNARY(Name, Op, ...)                                                                   \
   template <typename T>                                                                            \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count,            \
-            SIM_SITE) {                                                                            \
+  SIM_API void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count,    \
+                    SIM_SITE) {                                                                    \
     SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                       \
     sim::Unary(#Name, sim::UnaryOp::Op, dst.sim_operand(), src.sim_operand(), sim::Count(count),   \
                SIM_HERE);                                                                          \
   }                                                                                                \
   template <typename T, bool isSetMask = true>                                                     \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, uint64_t mask,                   \
-            const sim::Field<uint8_t> repeatTime, const UnaryRepeatParams& params, SIM_SITE) {     \
+  SIM_API void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, uint64_t mask,           \
+                    const sim::Field<uint8_t> repeatTime, const UnaryRepeatParams& params,         \
+                    SIM_SITE) {                                                                    \
     SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                       \
     sim::Unary(#Name, sim::UnaryOp::Op, dst.sim_operand(params.dstBlkStride, params.dstRepStride), \
                src.sim_operand(params.srcBlkStride, params.srcRepStride),                          \
                sim::Repeats<isSetMask>(mask, repeatTime), SIM_HERE);                               \
   }                                                                                                \
   template <typename T, bool isSetMask = true>                                                     \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, uint64_t mask[],                 \
-            const sim::Field<uint8_t> repeatTime, const UnaryRepeatParams& params, SIM_SITE) {     \
+  SIM_API void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, uint64_t mask[],         \
+                    const sim::Field<uint8_t> repeatTime, const UnaryRepeatParams& params,         \
+                    SIM_SITE) {                                                                    \
     SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                       \
     sim::Unary(#Name, sim::UnaryOp::Op, dst.sim_operand(params.dstBlkStride, params.dstRepStride), \
                src.sim_operand(params.srcBlkStride, params.srcRepStride),                          \
@@ -44,35 +46,37 @@ SIM_UNARY(Relu, kRelu, half, int32_t, float)
 SIM_UNARY(Not, kNot, int16_t, uint16_t)
 #undef SIM_UNARY
 
-#define SIM_BINARY(Name, Op, ...)                                                                  \
-  template <typename T>                                                                            \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,     \
-            const int32_t& count, SIM_SITE) {                                                      \
-    SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                       \
-    sim::Binary(#Name, sim::BinaryOp::Op, dst.sim_operand(), src0.sim_operand(),                   \
-                src1.sim_operand(), sim::Count(count), SIM_HERE);                                  \
-  }                                                                                                \
-  template <typename T, bool isSetMask = true>                                                     \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,     \
-            uint64_t mask, const sim::Field<uint8_t> repeatTime, const BinaryRepeatParams& params, \
-            SIM_SITE) {                                                                            \
-    SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                       \
-    sim::Binary(#Name, sim::BinaryOp::Op,                                                          \
-                dst.sim_operand(params.dstBlkStride, params.dstRepStride),                         \
-                src0.sim_operand(params.src0BlkStride, params.src0RepStride),                      \
-                src1.sim_operand(params.src1BlkStride, params.src1RepStride),                      \
-                sim::Repeats<isSetMask>(mask, repeatTime), SIM_HERE);                              \
-  }                                                                                                \
-  template <typename T, bool isSetMask = true>                                                     \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,     \
-            uint64_t mask[], const sim::Field<uint8_t> repeatTime,                                 \
-            const BinaryRepeatParams& params, SIM_SITE) {                                          \
-    SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                       \
-    sim::Binary(#Name, sim::BinaryOp::Op,                                                          \
-                dst.sim_operand(params.dstBlkStride, params.dstRepStride),                         \
-                src0.sim_operand(params.src0BlkStride, params.src0RepStride),                      \
-                src1.sim_operand(params.src1BlkStride, params.src1RepStride),                      \
-                sim::Repeats<isSetMask>(mask, repeatTime), SIM_HERE);                              \
+#define SIM_BINARY(Name, Op, ...)                                                           \
+  template <typename T>                                                                     \
+  SIM_API void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0,                  \
+                    const LocalTensor<T>& src1, const int32_t& count, SIM_SITE) {           \
+    SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                \
+    sim::Binary(#Name, sim::BinaryOp::Op, dst.sim_operand(), src0.sim_operand(),            \
+                src1.sim_operand(), sim::Count(count), SIM_HERE);                           \
+  }                                                                                         \
+  template <typename T, bool isSetMask = true>                                              \
+  SIM_API void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0,                  \
+                    const LocalTensor<T>& src1, uint64_t mask,                              \
+                    const sim::Field<uint8_t> repeatTime, const BinaryRepeatParams& params, \
+                    SIM_SITE) {                                                             \
+    SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                \
+    sim::Binary(#Name, sim::BinaryOp::Op,                                                   \
+                dst.sim_operand(params.dstBlkStride, params.dstRepStride),                  \
+                src0.sim_operand(params.src0BlkStride, params.src0RepStride),               \
+                src1.sim_operand(params.src1BlkStride, params.src1RepStride),               \
+                sim::Repeats<isSetMask>(mask, repeatTime), SIM_HERE);                       \
+  }                                                                                         \
+  template <typename T, bool isSetMask = true>                                              \
+  SIM_API void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0,                  \
+                    const LocalTensor<T>& src1, uint64_t mask[],                            \
+                    const sim::Field<uint8_t> repeatTime, const BinaryRepeatParams& params, \
+                    SIM_SITE) {                                                             \
+    SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                \
+    sim::Binary(#Name, sim::BinaryOp::Op,                                                   \
+                dst.sim_operand(params.dstBlkStride, params.dstRepStride),                  \
+                src0.sim_operand(params.src0BlkStride, params.src0RepStride),               \
+                src1.sim_operand(params.src1BlkStride, params.src1RepStride),               \
+                sim::Repeats<isSetMask>(mask, repeatTime), SIM_HERE);                       \
   }
 
 SIM_BINARY(Add, kAdd, int16_t, half, int32_t, float)
@@ -87,33 +91,33 @@ SIM_BINARY(AddRelu, kAddRelu, int16_t, half, float)
 SIM_BINARY(FusedMulAdd, kFusedMulAdd, half, float)
 #undef SIM_BINARY
 
-#define SIM_WITH_SCALAR(Name, Op, ...)                                                            \
-  template <typename T, bool isSetMask = true>                                                    \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,           \
-            const int32_t& count, SIM_SITE) {                                                     \
-    SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                      \
-    sim::WithScalar(#Name, sim::ScalarOp::Op, dst.sim_operand(), src.sim_operand(),               \
-                    static_cast<double>(scalarValue), sim::Count(count), SIM_HERE);               \
-  }                                                                                               \
-  template <typename T, bool isSetMask = true>                                                    \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,           \
-            uint64_t mask, const sim::Field<uint8_t> repeatTime, const UnaryRepeatParams& params, \
-            SIM_SITE) {                                                                           \
-    SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                      \
-    sim::WithScalar(                                                                              \
-        #Name, sim::ScalarOp::Op, dst.sim_operand(params.dstBlkStride, params.dstRepStride),      \
-        src.sim_operand(params.srcBlkStride, params.srcRepStride),                                \
-        static_cast<double>(scalarValue), sim::Repeats<isSetMask>(mask, repeatTime), SIM_HERE);   \
-  }                                                                                               \
-  template <typename T, bool isSetMask = true>                                                    \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,           \
-            uint64_t mask[], const sim::Field<uint8_t> repeatTime,                                \
-            const UnaryRepeatParams& params, SIM_SITE) {                                          \
-    SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                      \
-    sim::WithScalar(                                                                              \
-        #Name, sim::ScalarOp::Op, dst.sim_operand(params.dstBlkStride, params.dstRepStride),      \
-        src.sim_operand(params.srcBlkStride, params.srcRepStride),                                \
-        static_cast<double>(scalarValue), sim::Repeats<isSetMask>(mask, repeatTime), SIM_HERE);   \
+#define SIM_WITH_SCALAR(Name, Op, ...)                                                          \
+  template <typename T, bool isSetMask = true>                                                  \
+  SIM_API void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, \
+                    const int32_t& count, SIM_SITE) {                                           \
+    SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                    \
+    sim::WithScalar(#Name, sim::ScalarOp::Op, dst.sim_operand(), src.sim_operand(),             \
+                    static_cast<double>(scalarValue), sim::Count(count), SIM_HERE);             \
+  }                                                                                             \
+  template <typename T, bool isSetMask = true>                                                  \
+  SIM_API void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, \
+                    uint64_t mask, const sim::Field<uint8_t> repeatTime,                        \
+                    const UnaryRepeatParams& params, SIM_SITE) {                                \
+    SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                    \
+    sim::WithScalar(                                                                            \
+        #Name, sim::ScalarOp::Op, dst.sim_operand(params.dstBlkStride, params.dstRepStride),    \
+        src.sim_operand(params.srcBlkStride, params.srcRepStride),                              \
+        static_cast<double>(scalarValue), sim::Repeats<isSetMask>(mask, repeatTime), SIM_HERE); \
+  }                                                                                             \
+  template <typename T, bool isSetMask = true>                                                  \
+  SIM_API void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, \
+                    uint64_t mask[], const sim::Field<uint8_t> repeatTime,                      \
+                    const UnaryRepeatParams& params, SIM_SITE) {                                \
+    SIM_REQUIRE_TYPE(#Name, T, __VA_ARGS__);                                                    \
+    sim::WithScalar(                                                                            \
+        #Name, sim::ScalarOp::Op, dst.sim_operand(params.dstBlkStride, params.dstRepStride),    \
+        src.sim_operand(params.srcBlkStride, params.srcRepStride),                              \
+        static_cast<double>(scalarValue), sim::Repeats<isSetMask>(mask, repeatTime), SIM_HERE); \
   }
 
 SIM_WITH_SCALAR(Adds, kAdds, int16_t, half, int32_t, float)
@@ -136,16 +140,17 @@ constexpr bool kAccumulates = (std::is_same_v<T, half> && std::is_same_v<U, half
                 ": the 910B vector core adds half to half, float to float and half to float only")
 
 template <typename T, typename U>
-void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue,
-          const int32_t& count, SIM_SITE) {
+SIM_API void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue,
+                  const int32_t& count, SIM_SITE) {
   SIM_REQUIRE_ACCUMULATE("Axpy");
   sim::WithScalar("Axpy", sim::ScalarOp::kAxpy, dst.sim_operand(), src.sim_operand(),
                   static_cast<double>(scalarValue), sim::Count(count), SIM_HERE);
 }
 
 template <typename T, typename U, bool isSetMask = true>
-void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue, uint64_t mask,
-          const sim::Field<uint8_t> repeatTime, const UnaryRepeatParams& params, SIM_SITE) {
+SIM_API void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue,
+                  uint64_t mask, const sim::Field<uint8_t> repeatTime,
+                  const UnaryRepeatParams& params, SIM_SITE) {
   SIM_REQUIRE_ACCUMULATE("Axpy");
   sim::WithScalar(
       "Axpy", sim::ScalarOp::kAxpy, dst.sim_operand(params.dstBlkStride, params.dstRepStride),
@@ -154,9 +159,9 @@ void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarV
 }
 
 template <typename T, typename U, bool isSetMask = true>
-void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue,
-          uint64_t mask[], const sim::Field<uint8_t> repeatTime, const UnaryRepeatParams& params,
-          SIM_SITE) {
+SIM_API void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue,
+                  uint64_t mask[], const sim::Field<uint8_t> repeatTime,
+                  const UnaryRepeatParams& params, SIM_SITE) {
   SIM_REQUIRE_ACCUMULATE("Axpy");
   sim::WithScalar(
       "Axpy", sim::ScalarOp::kAxpy, dst.sim_operand(params.dstBlkStride, params.dstRepStride),
@@ -165,17 +170,18 @@ void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarV
 }
 
 template <typename T, typename U>
-void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0, const LocalTensor<U>& src1,
-               const int32_t& count, SIM_SITE) {
+SIM_API void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0,
+                       const LocalTensor<U>& src1, const int32_t& count, SIM_SITE) {
   SIM_REQUIRE_ACCUMULATE("MulAddDst");
   sim::Binary("MulAddDst", sim::BinaryOp::kMulAddDst, dst.sim_operand(), src0.sim_operand(),
               src1.sim_operand(), sim::Count(count), SIM_HERE);
 }
 
 template <typename T, typename U, bool isSetMask = true>
-void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0, const LocalTensor<U>& src1,
-               uint64_t mask, const sim::Field<uint8_t> repeatTime,
-               const BinaryRepeatParams& params, SIM_SITE) {
+SIM_API void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0,
+                       const LocalTensor<U>& src1, uint64_t mask,
+                       const sim::Field<uint8_t> repeatTime, const BinaryRepeatParams& params,
+                       SIM_SITE) {
   SIM_REQUIRE_ACCUMULATE("MulAddDst");
   sim::Binary("MulAddDst", sim::BinaryOp::kMulAddDst,
               dst.sim_operand(params.dstBlkStride, params.dstRepStride),
@@ -185,9 +191,10 @@ void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0, const Loca
 }
 
 template <typename T, typename U, bool isSetMask = true>
-void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0, const LocalTensor<U>& src1,
-               const uint64_t mask[], const sim::Field<uint8_t> repeatTime,
-               const BinaryRepeatParams& params, SIM_SITE) {
+SIM_API void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0,
+                       const LocalTensor<U>& src1, const uint64_t mask[],
+                       const sim::Field<uint8_t> repeatTime, const BinaryRepeatParams& params,
+                       SIM_SITE) {
   SIM_REQUIRE_ACCUMULATE("MulAddDst");
   sim::Binary("MulAddDst", sim::BinaryOp::kMulAddDst,
               dst.sim_operand(params.dstBlkStride, params.dstRepStride),

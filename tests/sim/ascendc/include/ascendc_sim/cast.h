@@ -30,16 +30,16 @@ constexpr bool kExists =
                 "go through float)")
 
 template <typename T, typename U>
-void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode,
-          const uint32_t count, SIM_SITE) {
+SIM_API void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode,
+                  const uint32_t count, SIM_SITE) {
   SIM_REQUIRE_CAST(T, U);
   sim::Cast(dst.sim_operand(), src.sim_operand(), roundMode, sim::Count(count), SIM_HERE);
 }
 
 template <typename T, typename U, bool isSetMask = true>
-void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode,
-          const uint64_t mask, const sim::Field<uint8_t> repeatTime,
-          const UnaryRepeatParams& params, SIM_SITE) {
+SIM_API void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode,
+                  const uint64_t mask, const sim::Field<uint8_t> repeatTime,
+                  const UnaryRepeatParams& params, SIM_SITE) {
   SIM_REQUIRE_CAST(T, U);
   sim::Cast(dst.sim_operand(params.dstBlkStride, params.dstRepStride),
             src.sim_operand(params.srcBlkStride, params.srcRepStride), roundMode,
@@ -47,9 +47,9 @@ void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode&
 }
 
 template <typename T, typename U, bool isSetMask = true>
-void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode,
-          const uint64_t mask[], const sim::Field<uint8_t> repeatTime,
-          const UnaryRepeatParams& params, SIM_SITE) {
+SIM_API void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode,
+                  const uint64_t mask[], const sim::Field<uint8_t> repeatTime,
+                  const UnaryRepeatParams& params, SIM_SITE) {
   SIM_REQUIRE_CAST(T, U);
   sim::Cast(dst.sim_operand(params.dstBlkStride, params.dstRepStride),
             src.sim_operand(params.srcBlkStride, params.srcRepStride), roundMode,

@@ -8,8 +8,8 @@ namespace AscendC {
 
 // GM to L1, on MTE2. Rows of less than a multiple of 32 bytes are filled up with zeros.
 template <typename T>
-void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Nd2NzParams& params,
-              SIM_SITE) {
+SIM_API void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src,
+                      const Nd2NzParams& params, SIM_SITE) {
   SIM_REQUIRE_TYPE("DataCopy with Nd2NzParams", T, int8_t, uint8_t, int16_t, uint16_t, half,
                    bfloat16_t, int32_t, uint32_t, float);
   sim::CopyNdToNz(
@@ -21,8 +21,8 @@ void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Nd2Nz
 
 // L1 to L0A or L0B, on MTE1. A 16-bit type may be transposed within its fractals.
 template <typename T>
-void LoadData(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LoadData2DParams& params,
-              SIM_SITE) {
+SIM_API void LoadData(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                      const LoadData2DParams& params, SIM_SITE) {
   SIM_REQUIRE_TYPE("LoadData", T, int8_t, uint8_t, int16_t, uint16_t, half, bfloat16_t, int32_t,
                    uint32_t, float);
   sim::LoadFractals("LoadData", dst.sim_view(), src.sim_view(),
@@ -33,8 +33,8 @@ void LoadData(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LoadDa
 
 // A square of 16 x 16: one fractal of a 16-bit type, two neighbouring ones of a 32-bit type.
 template <typename T>
-void LoadDataWithTranspose(const LocalTensor<T>& dst, const LocalTensor<T>& src,
-                           const LoadData2dTransposeParams& params, SIM_SITE) {
+SIM_API void LoadDataWithTranspose(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                                   const LoadData2dTransposeParams& params, SIM_SITE) {
   SIM_REQUIRE_TYPE("LoadDataWithTranspose", T, half, bfloat16_t, int32_t, uint32_t, float);
   sim::LoadFractals("LoadDataWithTranspose", dst.sim_view(), src.sim_view(),
                     {sizeof(T) / 2, params.startIndex, params.repeatTimes, params.srcStride,
@@ -44,7 +44,8 @@ void LoadDataWithTranspose(const LocalTensor<T>& dst, const LocalTensor<T>& src,
 
 // A constant into L1 (on MTE2), L0A or L0B (on MTE1). Fill is the newer name.
 template <typename T>
-void InitConstValue(const LocalTensor<T>& dst, const InitConstValueParams<T>& params, SIM_SITE) {
+SIM_API void InitConstValue(const LocalTensor<T>& dst, const InitConstValueParams<T>& params,
+                            SIM_SITE) {
   SIM_REQUIRE_TYPE("InitConstValue", T, int16_t, uint16_t, half, bfloat16_t, int32_t, uint32_t,
                    float);
   uint64_t value = 0;
@@ -53,7 +54,7 @@ void InitConstValue(const LocalTensor<T>& dst, const InitConstValueParams<T>& pa
                     sizeof(T), SIM_HERE);
 }
 template <typename T>
-void Fill(const LocalTensor<T>& dst, const InitConstValueParams<T>& params, SIM_SITE) {
+SIM_API void Fill(const LocalTensor<T>& dst, const InitConstValueParams<T>& params, SIM_SITE) {
   InitConstValue(dst, params, site_file, site_line);
 }
 
@@ -70,8 +71,8 @@ constexpr bool kStores = std::is_same_v<S, float> && sim::kIsOneOf<D, half, bflo
 
 // dst [m, n] = or += fm [m, k] * filter [k, n]. With m = 1 the row of fm is read as it lies.
 template <typename T, typename U, typename S>
-void Mmad(const LocalTensor<T>& dst, const LocalTensor<U>& fm, const LocalTensor<S>& filter,
-          const MmadParams& params, SIM_SITE) {
+SIM_API void Mmad(const LocalTensor<T>& dst, const LocalTensor<U>& fm, const LocalTensor<S>& filter,
+                  const MmadParams& params, SIM_SITE) {
   static_assert(sim_cube::kExists<T, U, S>,
                 "Mmad: here it has half, bfloat16_t and float, with sums in float");
   sim::Mmad(dst.sim_view(), fm.sim_view(), filter.sim_view(), sim::TypeOf<U>(),
@@ -82,8 +83,8 @@ void Mmad(const LocalTensor<T>& dst, const LocalTensor<U>& fm, const LocalTensor
 
 // L0C to GM, on FIX.
 template <typename T, typename U, const FixpipeConfig& config = CFG_ROW_MAJOR>
-void Fixpipe(const GlobalTensor<T>& dst, const LocalTensor<U>& src, const FixpipeParamsV220& params,
-             SIM_SITE) {
+SIM_API void Fixpipe(const GlobalTensor<T>& dst, const LocalTensor<U>& src,
+                     const FixpipeParamsV220& params, SIM_SITE) {
   static_assert(sim_cube::kStores<T, U>,
                 "Fixpipe: here it has float to half, bfloat16_t and float");
   static_assert(config.format != CO2Layout::COLUMN_MAJOR, "Fixpipe: a 910B has no COLUMN_MAJOR");

@@ -10,12 +10,12 @@ inline void SetMaskCount() { sim::SetMaskMode(true); }
 inline void ResetMask() { sim::ResetMask(); }
 
 template <typename T, MaskMode mode = MaskMode::NORMAL>
-void SetVectorMask(const uint64_t maskHigh, const uint64_t maskLow) {
+SIM_API void SetVectorMask(const uint64_t maskHigh, const uint64_t maskLow) {
   sim::SetVectorMask(maskHigh, maskLow);
 }
 
 template <typename T, MaskMode mode = MaskMode::NORMAL>
-void SetVectorMask(int32_t len, SIM_SITE) {
+SIM_API void SetVectorMask(int32_t len, SIM_SITE) {
   if constexpr (mode == MaskMode::COUNTER) {
     sim::SetVectorMask(0, static_cast<uint64_t>(len));
   } else {

@@ -10,7 +10,7 @@
 
 namespace sim {
 
-#ifdef ASCENDC_SIM_NARROW
+#if defined(ASCENDC_SIM_NARROW) || defined(ASCENDC_SIM_COUNT)
 template <typename Real>
 using Field = Real;
 #else

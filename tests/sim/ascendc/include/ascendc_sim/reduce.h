@@ -8,9 +8,10 @@ namespace AscendC {
 
 // One result a repeat, `dstRepStride` results apart.
 template <typename T, bool isSetMask = true>
-void WholeReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t mask,
-                    const int32_t repeatTime, const int32_t dstRepStride,
-                    const int32_t srcBlkStride, const int32_t srcRepStride, SIM_SITE) {
+SIM_API void WholeReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                            const int32_t mask, const int32_t repeatTime,
+                            const int32_t dstRepStride, const int32_t srcBlkStride,
+                            const int32_t srcRepStride, SIM_SITE) {
   SIM_REQUIRE_TYPE("WholeReduceSum", T, half, float);
   sim::WholeReduce("WholeReduceSum", sim::ReduceOp::kSum, dst.sim_operand(0, dstRepStride),
                    src.sim_operand(srcBlkStride, srcRepStride), ReduceOrder::ORDER_ONLY_VALUE,
@@ -18,9 +19,10 @@ void WholeReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
 }
 
 template <typename T, bool isSetMask = true>
-void WholeReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint64_t mask[],
-                    const int32_t repeatTime, const int32_t dstRepStride,
-                    const int32_t srcBlkStride, const int32_t srcRepStride, SIM_SITE) {
+SIM_API void WholeReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                            const uint64_t mask[], const int32_t repeatTime,
+                            const int32_t dstRepStride, const int32_t srcBlkStride,
+                            const int32_t srcRepStride, SIM_SITE) {
   SIM_REQUIRE_TYPE("WholeReduceSum", T, half, float);
   sim::WholeReduce("WholeReduceSum", sim::ReduceOp::kSum, dst.sim_operand(0, dstRepStride),
                    src.sim_operand(srcBlkStride, srcRepStride), ReduceOrder::ORDER_ONLY_VALUE,
@@ -30,20 +32,20 @@ void WholeReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
 // Value and index of the extreme of each repeat, in the order asked for.
 #define SIM_WHOLE_EXTREME(Name, Op)                                                               \
   template <typename T, bool isSetMask = true>                                                    \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t mask,             \
-            const int32_t repeatTime, const int32_t dstRepStride, const int32_t srcBlkStride,     \
-            const int32_t srcRepStride, ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX,       \
-            SIM_SITE) {                                                                           \
+  SIM_API void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t mask,     \
+                    const int32_t repeatTime, const int32_t dstRepStride,                         \
+                    const int32_t srcBlkStride, const int32_t srcRepStride,                       \
+                    ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX, SIM_SITE) {               \
     SIM_REQUIRE_TYPE(#Name, T, half, float);                                                      \
     sim::WholeReduce(#Name, sim::ReduceOp::Op, dst.sim_operand(0, dstRepStride),                  \
                      src.sim_operand(srcBlkStride, srcRepStride), order,                          \
                      sim::Repeats<isSetMask>(static_cast<uint64_t>(mask), repeatTime), SIM_HERE); \
   }                                                                                               \
   template <typename T, bool isSetMask = true>                                                    \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint64_t mask[],          \
-            const int32_t repeatTime, const int32_t dstRepStride, const int32_t srcBlkStride,     \
-            const int32_t srcRepStride, ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX,       \
-            SIM_SITE) {                                                                           \
+  SIM_API void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint64_t mask[],  \
+                    const int32_t repeatTime, const int32_t dstRepStride,                         \
+                    const int32_t srcBlkStride, const int32_t srcRepStride,                       \
+                    ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX, SIM_SITE) {               \
     SIM_REQUIRE_TYPE(#Name, T, half, float);                                                      \
     sim::WholeReduce(#Name, sim::ReduceOp::Op, dst.sim_operand(0, dstRepStride),                  \
                      src.sim_operand(srcBlkStride, srcRepStride), order,                          \
@@ -58,18 +60,18 @@ SIM_WHOLE_EXTREME(WholeReduceMin, kMin)
 // Beware the order of `repeatTime` and `mask`.
 #define SIM_GROUP_REDUCE(Name, Op, Group)                                                         \
   template <typename T, bool isSetMask = true>                                                    \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeatTime,       \
-            const int32_t mask, const int32_t dstRepStride, const int32_t srcBlkStride,           \
-            const int32_t srcRepStride, SIM_SITE) {                                               \
+  SIM_API void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src,                         \
+                    const int32_t repeatTime, const int32_t mask, const int32_t dstRepStride,     \
+                    const int32_t srcBlkStride, const int32_t srcRepStride, SIM_SITE) {           \
     SIM_REQUIRE_TYPE(#Name, T, half, float);                                                      \
     sim::GroupReduce(#Name, sim::ReduceOp::Op, Group, dst.sim_operand(0, dstRepStride),           \
                      src.sim_operand(srcBlkStride, srcRepStride),                                 \
                      sim::Repeats<isSetMask>(static_cast<uint64_t>(mask), repeatTime), SIM_HERE); \
   }                                                                                               \
   template <typename T, bool isSetMask = true>                                                    \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeatTime,       \
-            const uint64_t mask[], const int32_t dstRepStride, const int32_t srcBlkStride,        \
-            const int32_t srcRepStride, SIM_SITE) {                                               \
+  SIM_API void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src,                         \
+                    const int32_t repeatTime, const uint64_t mask[], const int32_t dstRepStride,  \
+                    const int32_t srcBlkStride, const int32_t srcRepStride, SIM_SITE) {           \
     SIM_REQUIRE_TYPE(#Name, T, half, float);                                                      \
     sim::GroupReduce(#Name, sim::ReduceOp::Op, Group, dst.sim_operand(0, dstRepStride),           \
                      src.sim_operand(srcBlkStride, srcRepStride),                                 \
@@ -84,9 +86,10 @@ SIM_GROUP_REDUCE(PairReduceSum, kSum, 2)
 
 // WholeReduceSum with other argument order; dstBlkStride has no effect.
 template <typename T, bool isSetMask = true>
-void RepeatReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeatTime,
-                     const int32_t mask, const int32_t /*dstBlkStride*/, const int32_t srcBlkStride,
-                     const int32_t dstRepStride, const int32_t srcRepStride, SIM_SITE) {
+SIM_API void RepeatReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                             const int32_t repeatTime, const int32_t mask,
+                             const int32_t /*dstBlkStride*/, const int32_t srcBlkStride,
+                             const int32_t dstRepStride, const int32_t srcRepStride, SIM_SITE) {
   SIM_REQUIRE_TYPE("RepeatReduceSum", T, half, float);
   sim::WholeReduce("RepeatReduceSum", sim::ReduceOp::kSum, dst.sim_operand(0, dstRepStride),
                    src.sim_operand(srcBlkStride, srcRepStride), ReduceOrder::ORDER_ONLY_VALUE,
@@ -95,26 +98,26 @@ void RepeatReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const
 
 // The first `count` elements to one. The work buffer takes the results of the repeats.
 template <typename T, bool isSetMask = true>
-void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
-               const LocalTensor<T>& sharedTmpBuffer, const int32_t count, SIM_SITE) {
+SIM_API void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                       const LocalTensor<T>& sharedTmpBuffer, const int32_t count, SIM_SITE) {
   SIM_REQUIRE_TYPE("ReduceSum", T, half, float);
   sim::FullReduce("ReduceSum", sim::ReduceOp::kSum, dst.sim_operand(), src.sim_operand(),
                   sharedTmpBuffer.sim_operand(), false, sim::Count(count), SIM_HERE);
 }
 
 template <typename T>
-void ReduceMax(const LocalTensor<T>& dst, const LocalTensor<T>& src,
-               const LocalTensor<T>& sharedTmpBuffer, const int32_t count, bool calIndex = false,
-               SIM_SITE) {
+SIM_API void ReduceMax(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                       const LocalTensor<T>& sharedTmpBuffer, const int32_t count,
+                       bool calIndex = false, SIM_SITE) {
   SIM_REQUIRE_TYPE("ReduceMax", T, half, float);
   sim::FullReduce("ReduceMax", sim::ReduceOp::kMax, dst.sim_operand(), src.sim_operand(),
                   sharedTmpBuffer.sim_operand(), calIndex, sim::Count(count), SIM_HERE);
 }
 
 template <typename T>
-void ReduceMin(const LocalTensor<T>& dst, const LocalTensor<T>& src,
-               const LocalTensor<T>& sharedTmpBuffer, const int32_t count, bool calIndex = false,
-               SIM_SITE) {
+SIM_API void ReduceMin(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                       const LocalTensor<T>& sharedTmpBuffer, const int32_t count,
+                       bool calIndex = false, SIM_SITE) {
   SIM_REQUIRE_TYPE("ReduceMin", T, half, float);
   sim::FullReduce("ReduceMin", sim::ReduceOp::kMin, dst.sim_operand(), src.sim_operand(),
                   sharedTmpBuffer.sim_operand(), calIndex, sim::Count(count), SIM_HERE);

@@ -13,6 +13,13 @@
 #define SIM_HERE \
   sim::Site { site_file, site_line }
 
+// What kernels call. Where instructions are counted it has no call of its own.
+#ifdef ASCENDC_SIM_COUNT
+#define SIM_API [[gnu::always_inline]] inline
+#else
+#define SIM_API
+#endif
+
 namespace sim {
 
 struct Site {
@@ -316,7 +323,9 @@ void CrossCoreSet(int mode, pipe_t pipe, int64_t id, Site site);
 void CrossCoreWait(int64_t id, Site site);
 
 // The core that runs.
+#ifndef ASCENDC_SIM_COUNT
 bool IsCube();
+#endif
 int64_t BlockIndex();
 int64_t BlockCount();
 int64_t SubBlockIndex();
@@ -326,3 +335,7 @@ int64_t SystemCycle();
 void SetKernelType(AscendC::KernelMetaType type, Site site);
 
 }  // namespace sim
+
+#ifdef ASCENDC_SIM_COUNT
+#include "counted.h"
+#endif

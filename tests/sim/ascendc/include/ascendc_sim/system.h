@@ -6,11 +6,17 @@
 // Stated at the head of a kernel. Instructions between cores need one of the mixed types.
 #define KERNEL_TASK_TYPE_DEFAULT(type) sim::SetKernelType(type, sim::Site{__FILE__, __LINE__})
 
-// `if ASCEND_IS_AIC { ... }`: the device compiler compiles a kernel once for each kind of core.
+// `if ASCEND_IS_AIC { ... }`: the device compiler compiles a kernel once for each kind of core, and
+// so can a host compiler that is told which.
+#ifdef ASCENDC_SIM_CORE
+#define ASCEND_IS_AIC constexpr(AscendC::ASCENDC_SIM_CORE == AscendC::AIC)
+#define ASCEND_IS_AIV constexpr(AscendC::ASCENDC_SIM_CORE == AscendC::AIV)
+#else
 #define ASCEND_IS_AIC (sim::IsCube())
 #define ASCEND_IS_AIV (!sim::IsCube())
-#define ASCEND_IS_NOT_AIC (!sim::IsCube())
-#define ASCEND_IS_NOT_AIV (sim::IsCube())
+#endif
+#define ASCEND_IS_NOT_AIC ASCEND_IS_AIV
+#define ASCEND_IS_NOT_AIV ASCEND_IS_AIC
 
 namespace AscendC {
 

@@ -72,12 +72,12 @@ class GlobalTensor {
   GlobalTensor() = default;
 
   void SetGlobalBuffer(__gm__ T* buffer, uint64_t size, SIM_SITE) {
-    view_ = sim::GmTensor(buffer, size * sizeof(T), SIM_HERE);
+    view_ = sim::GmTensor((const void*)buffer, size * sizeof(T), SIM_HERE);
     size_ = size;
   }
 
   void SetGlobalBuffer(__gm__ T* buffer, SIM_SITE) {
-    view_ = sim::GmTensor(buffer, UINT64_MAX, SIM_HERE);
+    view_ = sim::GmTensor((const void*)buffer, UINT64_MAX, SIM_HERE);
     size_ = 0;
   }
 
@@ -97,9 +97,9 @@ class GlobalTensor {
     sim::WriteGm((*this)[offset].view_, &value, sizeof(T), SIM_HERE);
   }
 
-  const __gm__ T* GetPhyAddr() const { return reinterpret_cast<const T*>(view_.addr); }
+  const __gm__ T* GetPhyAddr() const { return reinterpret_cast<const __gm__ T*>(view_.addr); }
   __gm__ T* GetPhyAddr(uint64_t offset) const {
-    return reinterpret_cast<T*>(view_.addr + offset * sizeof(T));
+    return reinterpret_cast<__gm__ T*>(view_.addr + offset * sizeof(T));
   }
   uint64_t GetSize() const { return size_; }
 

@@ -5,10 +5,15 @@
 #include <cstring>
 #include <type_traits>
 
-// Address spaces and function kinds mean nothing on the host: all memory is host memory.
+// Address spaces and function kinds mean nothing on the host: all memory is host memory. But clang
+// can be asked to keep GM apart, as the device compiler does: tests/sim/test_device_language.py.
 #define __global__ __attribute__((visibility("default")))
 #define __aicore__
+#ifdef ASCENDC_SIM_GM_SPACE
+#define __gm__ __attribute__((address_space(ASCENDC_SIM_GM_SPACE)))
+#else
 #define __gm__
+#endif
 #define __ubuf__
 #define __inout_pipe__(pipe)
 #define GM_ADDR __gm__ uint8_t*
