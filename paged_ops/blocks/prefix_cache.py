@@ -105,10 +105,9 @@ class PrefixCache:
         """Make blocks idle that their last request has left; return those not worth keeping."""
         digests, twins, idle, worthless = self._digests, self._twins, self._idle, []
         for block in blocks:
-            digest = digests.get(block)
-            if digest is None:
+            if block not in digests:
                 worthless.append(block)
-            elif digest in twins:
+            elif twins and digests[block] in twins:  # digests lie far apart: seldom fetch one
                 self.unpublish(block)
                 worthless.append(block)
             else:
