@@ -183,6 +183,7 @@ def test_a_sequence_of_integers_is_read_as_integers_whatever_its_type(tokens: An
         [2**63],
         [-(2**63) - 1],
         [3, True],
+        [3, False],
         [np.bool_(True)],
         [torch.tensor(True)],
         [np.float32(1)],
