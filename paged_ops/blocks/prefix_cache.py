@@ -60,15 +60,16 @@ class PrefixCache:
     def publish(self, contents: Iterable[tuple[bytes, int]]) -> list[int]:
         """List blocks that a request holds; return the idle blocks that it makes worthless."""
         blocks, digests, worthless = self._blocks, self._digests, []
+        list_block, followed = blocks.setdefault, bool(self._streams)
         for digest, block in contents:
             if block in digests:
                 continue
-            found = blocks.setdefault(digest, block)
+            found = list_block(digest, block)
             if found != block:
                 worthless += self._publish_twin(digest, block, found)
                 continue
             digests[block] = digest
-            if self._streams:
+            if followed:
                 self._tell(Stored(digest, block))
         return worthless
 
@@ -105,10 +106,9 @@ class PrefixCache:
         """Make blocks idle that their last request has left; return those not worth keeping."""
         digests, twins, idle, worthless = self._digests, self._twins, self._idle, []
         for block in blocks:
-            digest = digests.get(block)
-            if digest is None:
+            if block not in digests:
                 worthless.append(block)
-            elif digest in twins:
+            elif twins and digests[block] in twins:  # digests lie far apart: seldom fetch one
                 self.unpublish(block)
                 worthless.append(block)
             else:

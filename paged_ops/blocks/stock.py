@@ -80,8 +80,9 @@ class Stock:
         """Take one owner off each block; the last owner's leaving makes the block free."""
         counts, left = self.counts, []
         for block in reversed(blocks):
-            counts[block] -= 1
-            if not counts[block]:
+            count = counts[block] - 1
+            counts[block] = count
+            if not count:
                 left.append(block)
         self.free += self.prefix.retire(left)
 

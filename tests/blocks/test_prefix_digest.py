@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_ops.blocks.digest import ROOT, ExtraKey, chain_digests
+from paged_ops.blocks.digest import ROOT, ExtraKey, chain_digests, token_array
 from paged_ops.blocks.manager import BlockManager
 
 
@@ -183,6 +183,7 @@ def test_a_sequence_of_integers_is_read_as_integers_whatever_its_type(tokens: An
         [2**63],
         [-(2**63) - 1],
         [3, True],
+        [3, False],
         [np.bool_(True)],
         [torch.tensor(True)],
         [np.float32(1)],
@@ -212,6 +213,18 @@ def test_ids_that_are_no_64_bit_integers_are_refused(tokens: Any, prefix_caching
             call(tokens)
     assert manager.num_tokens("a") == 3
     assert manager.num_used == 1
+
+
+@pytest.mark.parametrize("count", [31, 32, 1000])
+def test_many_ids_are_read_as_few_are(count: int) -> None:
+    ids = [-(2**63), 2**63 - 1, *range(-3, count - 5)]
+    assert len(ids) == count
+    assert token_array(ids) == array("q", ids)
+    assert token_array([*map(np.int64, ids)]) == array("q", ids)
+    for wrong in (1.0, "a", None, 2**63, -(2**63) - 1, True, False, np.bool_(True)):
+        for place in (0, count // 2, count - 1):
+            with pytest.raises(TypeError, match="tokens holds something that is no 64-bit integer"):
+                token_array([*ids[:place], wrong, *ids[place + 1 :]])
 
 
 @pytest.mark.parametrize("tokens", ["abc", "", {1, 2}, {1: 2}, iter([1]), None, 1.5])
