@@ -132,10 +132,13 @@ def test_a_kernel_that_does_nothing_is_noticed_and_explained(
 
 WRONG = {
     # The neighbour's rows.
-    "token * row_layout.token_stride": ("token / 2 * 2 * row_layout.token_stride", "wrong values"),
+    " rows[from + head * row_layout.head_stride]": (
+        " rows[from - token % 2 * row_layout.token_stride + head * row_layout.head_stride]",
+        "wrong values",
+    ),
     # A slot further.
-    "const int64_t slot = SlotOf(token);": (
-        "const int64_t slot = SlotOf(token) ^ 1;",
+    "slot = SlotOf(token);": (
+        "slot = SlotOf(token) ^ 1;",
         "were changed, which the kernel shouldn't touch",
     ),
 }

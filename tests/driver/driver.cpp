@@ -198,7 +198,8 @@ void attention() {
   params.lse = reinterpret_cast<float*>(lse.memory.get());
   params.alibi_slopes = alibi_slopes.data<float>();
   params.sinks = sinks.data<float>();
-  params.tree_mask = {tree_mask.data<uint8_t>(), tree_mask.stride(0), tree_mask.stride(1)};
+  params.tree_mask = {tree_mask.data<uint8_t>(), tree_mask.stride(0), tree_mask.stride(1),
+                      tree_mask.shape(1)};
   define_only_what_is_needed(params, tensors, block_tables);
   cpu::attention(params, threads(num_threads));
   output.write();
