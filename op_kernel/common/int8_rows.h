@@ -15,29 +15,31 @@ constexpr int64_t kHalfGranule = 16;
 
 // to[r] = from[r]: `rows` rows, up to 255, of `width` elements. Pitches count elements, and are
 // whole granules.
-__aicore__ inline void RowsToHalf(const AscendC::LocalTensor<half>& to, int64_t to_pitch,
-                                  const AscendC::LocalTensor<int8_t>& from, int64_t from_pitch,
-                                  int64_t rows, int64_t width) {
-  const AscendC::UnaryRepeatParams params(1, 1, static_cast<uint8_t>(to_pitch / kHalfGranule),
-                                          static_cast<uint8_t>(from_pitch / kGranuleBytes));
+template <typename To, typename From>
+__aicore__ inline void CastRows(const AscendC::LocalTensor<To>& to, int64_t to_pitch,
+                                const AscendC::LocalTensor<From>& from, int64_t from_pitch,
+                                int64_t rows, int64_t width, AscendC::RoundMode mode) {
+  constexpr int64_t kToGranule = kGranuleBytes / sizeof(To);
+  constexpr int64_t kFromGranule = kGranuleBytes / sizeof(From);
+  const AscendC::UnaryRepeatParams params(1, 1, static_cast<uint8_t>(to_pitch / kToGranule),
+                                          static_cast<uint8_t>(from_pitch / kFromGranule));
   for (int64_t c = 0; c < width; c += kCastLanes) {
-    AscendC::Cast(to[c], from[c], AscendC::RoundMode::CAST_NONE,
-                  static_cast<uint64_t>(Smaller(width - c, kCastLanes)), static_cast<uint8_t>(rows),
-                  params);
+    AscendC::Cast(to[c], from[c], mode, static_cast<uint64_t>(Smaller(width - c, kCastLanes)),
+                  static_cast<uint8_t>(rows), params);
   }
 }
 
-// The reverse, of integers that int8 holds.
+__aicore__ inline void RowsToHalf(const AscendC::LocalTensor<half>& to, int64_t to_pitch,
+                                  const AscendC::LocalTensor<int8_t>& from, int64_t from_pitch,
+                                  int64_t rows, int64_t width) {
+  CastRows(to, to_pitch, from, from_pitch, rows, width, AscendC::RoundMode::CAST_NONE);
+}
+
+// Of integers that int8 holds.
 __aicore__ inline void RowsToInt8(const AscendC::LocalTensor<int8_t>& to, int64_t to_pitch,
                                   const AscendC::LocalTensor<half>& from, int64_t from_pitch,
                                   int64_t rows, int64_t width) {
-  const AscendC::UnaryRepeatParams params(1, 1, static_cast<uint8_t>(to_pitch / kGranuleBytes),
-                                          static_cast<uint8_t>(from_pitch / kHalfGranule));
-  for (int64_t c = 0; c < width; c += kCastLanes) {
-    AscendC::Cast(to[c], from[c], AscendC::RoundMode::CAST_RINT,
-                  static_cast<uint64_t>(Smaller(width - c, kCastLanes)), static_cast<uint8_t>(rows),
-                  params);
-  }
+  CastRows(to, to_pitch, from, from_pitch, rows, width, AscendC::RoundMode::CAST_RINT);
 }
 
 // Floats that lie anywhere in GM, each the first of a granule in UB, become neighbouring lanes.
