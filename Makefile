@@ -20,13 +20,15 @@ BUILD_INPUT := setup.py $(filter-out tests/%,$(CXX_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-npu test-torch wheel nightly bench lint format sanitize valgrind profile clean
+.PHONY: help demo test test-npu test-torch wheel wheels test-wheels nightly bench lint format sanitize valgrind profile clean
 
 help:
 	@echo 'make demo      build, then let a small language model answer several prompts at once'
 	@echo 'make test      build, then run the tests'
 	@echo 'make test-npu  the op tests on npu tensors: the real torch_npu on a simulated device'
-	@echo 'make wheel     build the wheel into dist/'
+	@echo 'make wheel     build the wheel for this machine into dist/'
+	@echo 'make wheels    build the wheels of a release into dist/, for x86_64 and aarch64, any Linux since 2018'
+	@echo 'make test-wheels  these wheels and the source distribution, where there is no compiler'
 	@echo 'make test-torch TORCH=2.14.1  the op tests on that wheel under another torch'
 	@echo 'make nightly   the property tests with 10,000 examples each, a million calls of the books'
 	@echo 'make bench     attention against vLLM, SGLang, OpenVINO and torch; takes a quiet machine'
@@ -65,6 +67,42 @@ $(VENV_NPU)/.test: Makefile
 wheel: $(VENV)/.torch $(LIBRARY)
 	rm -rf build/lib.* dist
 	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+# For every Linux with glibc 2.28 or later, as torch's own wheels are. The compiler is the one of
+# every other build, so the kernels are the same to the byte; ziglang only links. auditwheel names
+# each wheel by what it finds in it.
+
+GLIBC       := 2.28
+AARCH64_CXX ?= aarch64-linux-gnu-g++
+RAW_WHEEL   := wheel --no-build-isolation --no-deps --wheel-dir build/wheels .
+
+wheels: $(VENV)/.wheels $(LIBRARY)
+	rm -rf build/lib.* build/wheels dist
+	PAGED_GLIBC=$(GLIBC) $(PIP) $(RAW_WHEEL)
+	rm -rf build/lib.*
+	PAGED_GLIBC=$(GLIBC) _PYTHON_HOST_PLATFORM=linux-aarch64 CXX=$(AARCH64_CXX) $(PIP) $(RAW_WHEEL)
+	PATH=$(abspath $(BIN)):$$PATH auditwheel repair --exclude libtorch_cpu.so --wheel-dir dist \
+		build/wheels/*.whl
+	$(BIN)/python setup.py --quiet sdist
+
+# The wheel is installed beside torch in an environment of its own, whose tests run with no PATH: no
+# compiler, no make, no shell. Not in CI: it builds the library three times over.
+
+VENV_WHEELS := .venv-wheels
+WHEELS_COPY := build/test-wheels
+UNAIDED     := env -i PATH=/nonexistent HYPOTHESIS_PROFILE=ci $(abspath $(VENV_WHEELS))/bin/python
+
+test-wheels: wheels $(VENV)/.test
+	PAGED_DIST=dist $(BIN)/python -m pytest -q tests/test_release.py tests/driver/test_aarch64.py
+	$(PYTHON) -m venv --clear $(VENV_WHEELS)
+	$(VENV_WHEELS)/bin/python -m pip -qq --disable-pip-version-check install 'torch==$(PINNED)' numpy \
+		'hypothesis>=6.100' 'pytest>=8' dist/*x86_64.whl
+	rm -rf $(WHEELS_COPY)
+	mkdir -p $(WHEELS_COPY)
+	cp -r tests docs README.md Makefile pyproject.toml $(WHEELS_COPY)
+	cd $(WHEELS_COPY) && $(UNAIDED) -m paged_ops
+	cd $(WHEELS_COPY) && $(UNAIDED) -m pytest -q $(OP_TESTS)
+	cd $(WHEELS_COPY) && $(UNAIDED) -m pytest -q tests/test_docs.py -k 'snippet and README'
 
 # The wheel is always built with the pinned torch: what is proved is that one file serves the other.
 # The tests run from a copy, so that they import what is installed. Not in CI: torch comes with CUDA.
@@ -133,7 +171,7 @@ $(VENV)/.torch:
 	$(PIP) install 'torch==$(TORCH)' 'setuptools>=77' ninja
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: pyproject.toml $(VENV)/.torch | $(LIBRARY)
+$(VENV)/.demo $(VENV)/.test $(VENV)/.lint $(VENV)/.wheels: $(VENV)/.%: pyproject.toml $(VENV)/.torch | $(LIBRARY)
 	$(PIP) install --no-build-isolation --editable '.[$*]'
 	@touch $@
 
@@ -170,4 +208,4 @@ profile: $(VENV)/.test
 	CXX='$(CXX)' $(BIN)/python -m tests.driver.profile
 
 clean:
-	rm -rf $(VENV) $(VENV_NPU) $(VENV_BENCH) .venv-torch-* build dist *.egg-info $(LIBRARY)
+	rm -rf $(VENV) $(VENV_NPU) $(VENV_BENCH) .venv-torch-* $(VENV_WHEELS) build dist *.egg-info $(LIBRARY)

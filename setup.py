@@ -10,6 +10,11 @@ CXX, CXXFLAGS
     The compiler and extra flags for every unit.
 PAGED_SANITIZE
     "1" builds with AddressSanitizer and UndefinedBehaviorSanitizer (see ``make sanitize``).
+PAGED_GLIBC
+    A version of the C library, as "2.28": the library then loads on every Linux that has this or a
+    later one. It is linked by ziglang, which knows the symbols of each version, with the compiler's
+    C++ library inside. For another machine than this one, ``_PYTHON_HOST_PLATFORM`` names it
+    ("linux-aarch64"; it is Python's own variable for that) and CXX is a compiler for it.
 ASCEND_HOME_PATH, PAGED_SOC
     Where CANN is, 8.5 or later, and the chip to compile the Ascend kernels for (by default
     Ascend910B1). Without the first, everything is built but these kernels.
@@ -23,6 +28,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -115,9 +121,30 @@ class Unit:
     flags: list[str]
 
 
+def machine() -> str:
+    """Return the machine that the library is for: this one, if the environment names no other."""
+    named = os.environ.get("_PYTHON_HOST_PLATFORM")
+    return named.rpartition("-")[2] if named else platform.machine()
+
+
 def isas() -> dict[str, list[str]]:
-    """Return the ISA variants to build on this machine, the portable one for an unknown machine."""
-    return ISAS_BY_MACHINE.get(platform.machine(), {"generic": []})
+    """Return the ISA variants to build, the portable one for an unknown machine."""
+    return ISAS_BY_MACHINE.get(machine(), {"generic": []})
+
+
+def compiler() -> str:
+    """Return the C++ compiler."""
+    return os.environ.get("CXX", "g++")
+
+
+def require_compiler() -> None:
+    """Leave with a message where the compiler can't be found."""
+    name = compiler().split()[0]
+    if shutil.which(name) is None:
+        sys.exit(
+            f"paged_ops is compiled from C++20, and there is no {name} here: install g++ 11 or "
+            "later (Debian: `apt-get install g++`), or name another in CXX, or take a wheel"
+        )
 
 
 def torch_directory() -> Path:
@@ -243,20 +270,53 @@ def cmake_text() -> str:
     return "\n".join(lines) + "\n"
 
 
-def ninja_file(found: list[Unit], library: Path, torch_dir: Path) -> str:
-    """Return the text of build.ninja: rules to compile and to link, and one for Ascend kernels."""
+def link_lines(objects: str, library: Path, torch_dir: Path) -> list[str]:
+    """Return the lines of build.ninja that link the library for the machine of the build."""
     sanitize = "-fsanitize=address,undefined" if os.environ.get("PAGED_SANITIZE") == "1" else ""
     undefined = "-undefined dynamic_lookup" if sys.platform == "darwin" else ""
+    return [
+        "rule link",
+        f"  command = $cxx -shared {sanitize} {undefined} $in -o $out"
+        f" -L{torch_dir / 'lib'} -ltorch_cpu",
+        f"build {library}: link {objects}",
+    ]
+
+
+def portable_link_lines(objects: str, library: Path, glibc: str) -> list[str]:
+    """Return the lines of build.ninja that link the library for any Linux from a glibc on.
+
+    The compiler's own libraries come before zig's, which would else put its own memcpy, logf and
+    tests of the processor in. The torch linked against is a stub with the names that the objects
+    ask for: torch's library is needed for no more, and is for one machine. Only libgcc's unwinder
+    stays outside, since exceptions cross from this library into torch.
+    """
+    names = r"s/^ *U \(\(aoti_\)\?torch_[a-z0-9_]*\)$$/void \1(void) {}/p"
+    zig = f"{sys.executable} -m ziglang cc -target {machine()}-linux-gnu.{glibc} -nostdlib -shared"
+    hide = "-s -Wl,--gc-sections -Wl,--version-script=nothing_exported.txt"
+    inside = "`$cxx -print-file-name=libstdc++.a` `$cxx -print-file-name=libgcc_s.so.1`"
+    behind = "-lc -lm -ldl -lpthread `$cxx -print-libgcc-file-name`"
+    return [
+        "rule torch_stub",
+        "  command = `$cxx -print-prog-name=nm` -u $in"
+        f" | sed -n '{names}' | sort -u > torch_stub.c"
+        " && $cxx -x c -shared -fPIC -Wl,-soname,libtorch_cpu.so torch_stub.c -o $out",
+        "rule link",
+        f"  command = {zig} {hide} -Wl,-z,defs $in {inside} -L. -ltorch_cpu {behind} -o $out",
+        f"build glibc.o: compile {CSRC / 'glibc.cpp'}",
+        f"build libtorch_cpu.so: torch_stub {objects}",
+        f"build {library}: link {objects} glibc.o | libtorch_cpu.so nothing_exported.txt",
+    ]
+
+
+def ninja_file(found: list[Unit], library: Path, torch_dir: Path) -> str:
+    """Return the text of build.ninja: rules to compile and to link, and one for Ascend kernels."""
     lines = [
-        f"cxx = {os.environ.get('CXX', 'g++')}",
+        f"cxx = {compiler()}",
         f"flags = {' '.join(common_flags())}",
         "rule compile",
         "  command = $cxx $flags $extra -MD -MF $out.d -c $in -o $out",
         "  depfile = $out.d",
         "  deps = gcc",
-        "rule link",
-        f"  command = $cxx -shared {sanitize} {undefined} $in -o $out"
-        f" -L{torch_dir / 'lib'} -ltorch_cpu",
     ]
     for unit in found:
         lines += [
@@ -264,7 +324,11 @@ def ninja_file(found: list[Unit], library: Path, torch_dir: Path) -> str:
             f"  extra = {' '.join(unit.flags)}",
         ]
     objects = " ".join(f"{unit.name}.o" for unit in found)
-    lines.append(f"build {library}: link {objects}")
+    glibc = os.environ.get("PAGED_GLIBC")
+    if glibc is None:
+        lines += link_lines(objects, library, torch_dir)
+    else:
+        lines += portable_link_lines(objects, library, glibc)
     if cann.why_not() is None:
         lines += kernel_lines(library.parent / "kernels" / soc())
     return "\n".join(lines) + "\n"
@@ -291,6 +355,13 @@ def npu_status() -> str:
     return f"built for {soc()} by {by} of CANN {cann.version(home) or '(unknown)'} in {home}"
 
 
+def compiler_version() -> str:
+    """Return what the compiler calls itself, in one line."""
+    command = [*compiler().split(), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0] or compiler()
+
+
 def build_record() -> dict[str, object]:
     """Describe the build for the loader's error message and for ``backend_info()``."""
     try:
@@ -300,6 +371,9 @@ def build_record() -> dict[str, object]:
     return {
         "torch_built_with": torch_version,
         "torch_target": TORCH_TARGET,
+        "machine": machine(),
+        "compiler": compiler_version(),
+        "glibc": os.environ.get("PAGED_GLIBC"),
         "cpu_isas": list(isas()),
         "npu": npu_status(),
         "sanitized": os.environ.get("PAGED_SANITIZE") == "1",
@@ -312,6 +386,7 @@ class NinjaBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         """Write build.ninja for the one library and run it."""
         torch_dir = torch_directory()
+        require_compiler()
         library = Path(self.get_ext_fullpath(ext.name)).resolve()
         library.parent.mkdir(parents=True, exist_ok=True)
         kind = "sanitize" if os.environ.get("PAGED_SANITIZE") == "1" else "release"
@@ -320,6 +395,7 @@ class NinjaBuild(build_ext):
         if "ASCENDC_CMAKE_DIR" in os.environ and cann.why_not() is None:
             (work / "cmake").mkdir(exist_ok=True)
             write_if_changed(work / "cmake" / "CMakeLists.txt", cmake_text())
+        write_if_changed(work / "nothing_exported.txt", "{ local: *; };\n")
         (work / "build.ninja").write_text(ninja_file(units(torch_dir), library, torch_dir))
         verbose = ["-v"] if os.environ.get("VERBOSE") else ["--quiet"]
         ninja = [sys.executable, "-m", "ninja", "-C", str(work), *verbose]
@@ -359,7 +435,10 @@ class AnyPythonWheel(bdist_wheel):
 
     def get_tag(self) -> tuple[str, str, str]:
         """Return the tag of the wheel: Python, ABI, platform."""
-        return "py3", "none", super().get_tag()[2]
+        glibc = os.environ.get("PAGED_GLIBC")
+        if glibc is None:
+            return "py3", "none", super().get_tag()[2]
+        return "py3", "none", f"manylinux_{glibc.replace('.', '_')}_{machine()}"
 
 
 setup(

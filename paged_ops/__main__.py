@@ -17,6 +17,7 @@ def main() -> None:
     print(f"paged_ops {paged_ops.__version__}, {info.library}")
     print(f"python    {platform.python_version()} on {platform.machine()}")
     print(f"torch     {info.torch}; built with {info.torch_built_with}, for {info.torch_target} on")
+    print(f"wheel     {info.wheel}; glibc {info.glibc}; {info.compiler}")
     print(f"CPU       {info.cpu_isa} of {', '.join(info.cpu_isas)}")
     print(f"NPU       {info.npu}")
     findings = list(self_test())

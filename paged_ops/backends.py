@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 
 import torch
 
@@ -25,6 +27,13 @@ class BackendInfo:
         Oldest torch that the library can be loaded by.
     library : str
         Path of the compiled library.
+    compiler : str
+        What compiled it, in its own words.
+    glibc : str
+        Oldest version of the C library that it loads beside; "of the build" where it was linked for
+        the machine that built it.
+    wheel : str
+        The tags of the wheel that this was installed from; "editable" for a tree that is developed.
     cpu_isas : tuple of str
         CPU variants in the library, least capable first.
     cpu_isa : str
@@ -41,10 +50,25 @@ class BackendInfo:
     torch_built_with: str
     torch_target: str
     library: str
+    compiler: str
+    glibc: str
+    wheel: str
     cpu_isas: tuple[str, ...]
     cpu_isa: str
     npu: str
     npu_attention: str
+
+
+def _installed_as() -> str:
+    """Return the tags of the installed wheel, from what pip keeps of it."""
+    try:
+        installed = distribution("paged-ops")
+    except PackageNotFoundError:
+        return "none: not installed"
+    if '"editable": true' in (installed.read_text("direct_url.json") or ""):
+        return "editable"
+    tags = re.findall(r"^Tag: (\S+)", installed.read_text("WHEEL") or "", re.M)
+    return ", ".join(tags) or "unknown"
 
 
 def backend_info() -> BackendInfo:
@@ -70,6 +94,9 @@ def backend_info() -> BackendInfo:
         torch_built_with=str(record.get("torch_built_with", "unknown")),
         torch_target=str(record.get("torch_target", "unknown")),
         library=str(library),
+        compiler=str(record.get("compiler", "unknown")),
+        glibc=str(record.get("glibc") or "of the build"),
+        wheel=_installed_as(),
         cpu_isas=tuple(isas) if isinstance(isas, list) else (),
         cpu_isa=torch.ops.paged._cpu_isa(),
         npu=str(record.get("npu", "unknown")),

@@ -8,6 +8,7 @@ matrix unit is emulated in software.
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import subprocess
 import sys
@@ -40,7 +41,8 @@ def setup_names() -> dict[str, Any]:
 
 def ninja_file(machine: str, cxx: str) -> str:
     """Return the text of the driver's build.ninja."""
-    with mock.patch("platform.machine", return_value=machine.partition("-")[0]):
+    platform = {"_PYTHON_HOST_PLATFORM": f"linux-{machine.partition('-')[0]}"}
+    with mock.patch.dict(os.environ, platform):
         names = setup_names()
         found = [unit for unit in names["units"](Path()) if unit.name.startswith("cpu.")]
     if machine == TILES:
