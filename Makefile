@@ -20,7 +20,7 @@ BUILD_INPUT := setup.py $(filter-out tests/%,$(CXX_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-npu test-torch wheel wheels test-wheels nightly bench lint format sanitize valgrind profile clean
+.PHONY: help demo test test-npu test-torch wheel wheels test-wheels docs test-docs nightly bench lint format sanitize valgrind profile clean
 
 help:
 	@echo 'make demo      build, then let a small language model answer several prompts at once'
@@ -30,6 +30,8 @@ help:
 	@echo 'make wheels    build the wheels of a release into dist/, for x86_64 and aarch64, any Linux since 2018'
 	@echo 'make test-wheels  these wheels and the source distribution, where there is no compiler'
 	@echo 'make test-torch TORCH=2.14.1  the op tests on that wheel under another torch'
+	@echo 'make docs      the manual, into build/manual/index.html'
+	@echo 'make test-docs opens the manual in a headless Chromium, which has to be installed'
 	@echo 'make nightly   the property tests with 10,000 examples each, a million calls of the books'
 	@echo 'make bench     attention against vLLM, SGLang, OpenVINO and torch; takes a quiet machine'
 	@echo 'make lint      ruff, mypy and clang-format, changing nothing'
@@ -123,6 +125,12 @@ test-torch:
 	cd $(COPY) && $(abspath $(VENV_TORCH))/bin/python -m paged_ops
 	cd $(COPY) && $(abspath $(VENV_TORCH))/bin/python -m pytest -q tests/ops/test_compile.py $(OP_TESTS)
 
+docs: $(VENV)/.docs $(VENV)/.test
+	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going -b html docs build/manual
+
+test-docs: docs
+	PAGED_MANUAL=build/manual $(BIN)/python -m pytest -q tests/test_manual.py
+
 nightly: $(VENV)/.test $(LIBRARY)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -m hypothesis
 	$(BIN)/python -m tests.blocks.soak --operations 1000000
@@ -171,7 +179,8 @@ $(VENV)/.torch:
 	$(PIP) install 'torch==$(TORCH)' 'setuptools>=77' ninja
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.lint $(VENV)/.wheels: $(VENV)/.%: pyproject.toml $(VENV)/.torch | $(LIBRARY)
+$(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.lint \
+$(VENV)/.wheels: $(VENV)/.%: pyproject.toml $(VENV)/.torch | $(LIBRARY)
 	$(PIP) install --no-build-isolation --editable '.[$*]'
 	@touch $@
 

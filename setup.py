@@ -142,8 +142,8 @@ def require_compiler() -> None:
     name = compiler().split()[0]
     if shutil.which(name) is None:
         sys.exit(
-            f"paged_ops is compiled from C++20, and there is no {name} here: install g++ 11 or "
-            "later (Debian: `apt-get install g++`), or name another in CXX, or take a wheel"
+            f"paged_ops is compiled from C++20, and there is no {name} here: install g++ (12 is "
+            "tested; Debian: `apt-get install g++`), or name another in CXX, or take a wheel"
         )
 
 
