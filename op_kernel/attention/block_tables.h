@@ -23,7 +23,7 @@ class BlockTables {
                                 int64_t key) const {
     const int64_t column = Divide(key, tiling_->per_block);
     const int64_t slot = key - column * tiling_->block_size;
-    return {IdAt(sequence, column) * layout.block_stride + slot * layout.token_stride +
+    return {BlockAt(RowOf(sequence), column) * layout.block_stride + slot * layout.token_stride +
                 kv_head * layout.head_stride,
             tiling_->block_size - slot};
   }
@@ -34,18 +34,22 @@ class BlockTables {
     return RunFrom(layout, sequence, kv_head, key).at;
   }
 
+  // By columns of a sequence's row of the tables.
+  __aicore__ inline int64_t RowOf(int64_t sequence) const {
+    return sequence * tiling_->table_row_stride;
+  }
+  // Clamped into the pool: no table can make the kernel read outside the cache.
+  __aicore__ inline int64_t BlockAt(int64_t row, int64_t column) const {
+    const int64_t at = row + column * tiling_->table_column_stride;
+    return Clamp(ids_.GetValue(at), 0, tiling_->num_blocks - 1);
+  }
+
   // Keys of one block, token_stride apart, from a key on.
   __aicore__ inline int64_t CountFrom(int64_t key) const {
     return tiling_->block_size - (key - Divide(key, tiling_->per_block) * tiling_->block_size);
   }
 
  private:
-  // Clamped into the pool: no table can make the kernel read outside the cache.
-  __aicore__ inline int64_t IdAt(int64_t sequence, int64_t column) const {
-    const int64_t at = sequence * tiling_->table_row_stride + column * tiling_->table_column_stride;
-    return Clamp(ids_.GetValue(at), 0, tiling_->num_blocks - 1);
-  }
-
   const AttentionTilingData* tiling_;
   AscendC::GlobalTensor<int32_t> ids_;
 };

@@ -14,6 +14,8 @@
 #include "common/row_copy.h"
 #include "kernel_operator.h"
 
+// With kWidth rows are so wide, and the compiler knows it. With 0 that is the tiling's.
+template <int64_t kWidth = 0>
 class PieceStates {
  public:
   // `rows` states are stored at a time; a multiple of kGranule.
@@ -22,13 +24,11 @@ class PieceStates {
     tiling_ = &tiling;
     pipe_ = pipe;
     rows_ = rows;
-    width_ = tiling.value.head_dim;
-    pitch_ = width_ + kStateTail;
     if (tiling.split == 0) {
       return;
     }
     states_.SetGlobalBuffer((__gm__ float*)states);
-    pipe->InitBuffer(states_out_, 1, rows * pitch_ * sizeof(float));
+    pipe->InitBuffer(states_out_, 1, rows * Pitch() * sizeof(float));
     const Float lanes = NewBuffer<float>(pipe, kStateBuffers * kStateLanes);
     max_ = lanes;
     sum_ = lanes[kStateLanes];
@@ -45,7 +45,7 @@ class PieceStates {
   }
 
   // Folds the stored states of every row dealt to `core` into `total` and writes the row: some rows
-  // of a token and KV head at a time.
+  // of a token and KV head, up to kGranule, at a time.
   template <typename Output>
   __aicore__ inline void Combine(const Sequences& sequences, int64_t core, int64_t num_cores,
                                  Output& output, const RowState& total, const RowScratch& scratch) {
@@ -55,24 +55,26 @@ class PieceStates {
     // The place of the states on their way out serves those on their way in.
     Float states = states_out_.template AllocTensor<float>();
     AscendC::SetFlag<AscendC::HardEvent::V_MTE2>(freed_);
-    int64_t skip = core;
+    const int64_t parts = (heads + kGranule - 1) / kGranule;  // of a token
+    int64_t at = core;                                        // of the parts, the core's next one
     for (int64_t i = 0; i < tiling_->batch; ++i) {
       const Sequence sequence = sequences.At(i);
-      const int64_t end = sequence.new_tokens * heads;
+      const int64_t end = sequence.new_tokens * parts;
       for (int64_t head = 0; head < tiling_->num_kv_heads; ++head) {
-        for (int64_t row = 0; row < end;) {
-          Unit unit = {sequence, i, head, row, end - row, 0, {}};
-          unit.num_rows = Smaller(RowsOfToken(*tiling_, unit, 0), kGranule);
-          row += unit.num_rows;
-          if (skip > 0) {
-            --skip;
-            continue;
+        for (; at < end; at += num_cores) {
+          int64_t token = 0;
+          int64_t row = at;
+          for (; row >= parts; row -= parts) {
+            ++token;
           }
-          skip = num_cores - 1;
+          row *= kGranule;
+          const int64_t rows = Smaller(kGranule, heads - row);
+          Unit unit = {sequence, i, head, token * heads + row, rows, 0, {}};
           unit.keys = KeysOfRow(*tiling_, unit, 0);
           FoldRows(unit, states, total);
           output.Write(unit, total, scratch);
         }
+        at -= end;
       }
     }
     AscendC::WaitFlag<AscendC::HardEvent::V_MTE2>(freed_);
@@ -84,15 +86,18 @@ class PieceStates {
   }
 
  private:
+  PAGED_INLINE int64_t Width() const { return kWidth != 0 ? kWidth : tiling_->value.head_dim; }
+  PAGED_INLINE int64_t Pitch() const { return Width() + kStateTail; }  // of a state
+
   static constexpr int64_t kStateBuffers = 5;
   static constexpr int32_t kStateLanes = kGranule * kGranule;  // a granule for each of 8 rows
 
   __aicore__ inline int64_t StateAt(const Row& row, int64_t piece) const {
     const int64_t index = row.token * tiling_->num_heads + row.head;
-    return (index * tiling_->max_pieces + piece) * pitch_;
+    return (index * tiling_->max_pieces + piece) * Pitch();
   }
 
-  __aicore__ inline uint8_t RowGranules() const { return static_cast<uint8_t>(pitch_ / kGranule); }
+  __aicore__ inline uint8_t RowGranules() const { return static_cast<uint8_t>(Pitch() / kGranule); }
 
   __aicore__ inline void StoreRows(const Unit& unit, const RowState& state, int64_t begin,
                                    int64_t end) {
@@ -100,16 +105,16 @@ class PieceStates {
     const uint8_t eights = static_cast<uint8_t>(LanesOf(count) / kGranule);
     Float states = states_out_.template AllocTensor<float>();
     const AscendC::UnaryRepeatParams rows(1, 1, RowGranules(),
-                                          static_cast<uint8_t>(width_ / kGranule));
-    for (int64_t c = 0; c < width_; c += kRepeatLanes) {
-      AscendC::Adds(states[c], state.acc[begin * width_ + c], 0.0f, ColumnMask(width_, c), count,
+                                          static_cast<uint8_t>(Width() / kGranule));
+    for (int64_t c = 0; c < Width(); c += kRepeatLanes) {
+      AscendC::Adds(states[c], state.acc[begin * Width() + c], 0.0f, ColumnMask(Width(), c), count,
                     rows);
     }
     for (uint8_t i = 0; i < eights; ++i) {
       const int64_t row = i * kGranule;
       const AscendC::BrcbRepeatParams tails(RowGranules(), kGranule);
-      AscendC::Brcb(states[row * pitch_ + width_], state.max[begin + row], 1, tails);
-      AscendC::Brcb(states[row * pitch_ + width_ + kGranule], state.sum[begin + row], 1, tails);
+      AscendC::Brcb(states[row * Pitch() + Width()], state.max[begin + row], 1, tails);
+      AscendC::Brcb(states[row * Pitch() + Width() + kGranule], state.sum[begin + row], 1, tails);
     }
     Barrier();
     states_out_.EnQue(states);
@@ -117,7 +122,7 @@ class PieceStates {
     for (int64_t r = begin; r < end;) {
       const int64_t copied = Smaller(RowsOfToken(*tiling_, unit, r), end - r);
       CopyRowsOut(states_[StateAt(RowAt(*tiling_, unit, r), unit.piece)],
-                  states[(r - begin) * pitch_], copied, pitch_, tiling_->max_pieces * pitch_);
+                  states[(r - begin) * Pitch()], copied, Pitch(), tiling_->max_pieces * Pitch());
       r += copied;
     }
     states_out_.FreeTensor(states);
@@ -128,14 +133,15 @@ class PieceStates {
     const int64_t rows = unit.num_rows;
     AscendC::Duplicate(max_, kLowest, kStateLanes);
     AscendC::Duplicate(sum_, 0.0f, kStateLanes);
-    AscendC::Duplicate(total.acc, 0.0f, static_cast<int32_t>(rows * width_));
+    AscendC::Duplicate(total.acc, 0.0f, static_cast<int32_t>(rows * Width()));
     Barrier();
     const Range& keys = unit.keys;
     const int64_t end = keys.first < keys.last ? (keys.last + kPiece - 1) / kPiece : 0;
     const int64_t at = StateAt(RowAt(*tiling_, unit, 0), 0);
     for (int64_t piece = keys.first / kPiece; piece < end; ++piece) {
       AscendC::WaitFlag<AscendC::HardEvent::V_MTE2>(freed_);
-      CopyRowsIn(states, states_[at + piece * pitch_], rows, pitch_, tiling_->max_pieces * pitch_);
+      CopyRowsIn(states, states_[at + piece * Pitch()], rows, Pitch(),
+                 tiling_->max_pieces * Pitch());
       AscendC::SetFlag<AscendC::HardEvent::MTE2_V>(filled_);
       AscendC::WaitFlag<AscendC::HardEvent::MTE2_V>(filled_);
       FoldPiece(states, total, rows);
@@ -152,8 +158,8 @@ class PieceStates {
     const uint8_t repeats = static_cast<uint8_t>(rows);
     const uint8_t pitch = RowGranules();
     const uint64_t granule = kGranule;
-    const Float max = states[width_];
-    const Float sum = states[width_ + kGranule];
+    const Float max = states[Width()];
+    const Float sum = states[Width() + kGranule];
     AscendC::Max(new_max_, max_, max, granule, repeats,
                  AscendC::BinaryRepeatParams(1, 1, 1, 1, 1, pitch));
     Barrier();
@@ -166,14 +172,14 @@ class PieceStates {
     AscendC::Adds(max_, new_max_, 0.0f, lanes);
     Barrier();
     AscendC::Mul(sum_, sum_, keep_, lanes);
-    MultiplyRows(total.acc, keep_, rows, width_);
+    MultiplyRows(total.acc, keep_, rows, Width());
     Barrier();
     AscendC::MulAddDst(sum_, sum, add_, granule, repeats,
                        AscendC::BinaryRepeatParams(1, 1, 1, 1, pitch, 1));
-    const AscendC::BinaryRepeatParams by_row(1, 1, 0, static_cast<uint8_t>(width_ / kGranule),
+    const AscendC::BinaryRepeatParams by_row(1, 1, 0, static_cast<uint8_t>(Width() / kGranule),
                                              pitch, 1);
-    for (int64_t c = 0; c < width_; c += kRepeatLanes) {
-      AscendC::MulAddDst(total.acc[c], states[c], add_, ColumnMask(width_, c), repeats, by_row);
+    for (int64_t c = 0; c < Width(); c += kRepeatLanes) {
+      AscendC::MulAddDst(total.acc[c], states[c], add_, ColumnMask(Width(), c), repeats, by_row);
     }
     Barrier();
   }
@@ -181,8 +187,6 @@ class PieceStates {
   const AttentionTilingData* tiling_;
   AscendC::TPipe* pipe_;
   int64_t rows_;
-  int64_t width_;
-  int64_t pitch_;  // of a state
   AscendC::GlobalTensor<float> states_;
   AscendC::TQue<AscendC::TPosition::VECOUT, 1> states_out_;
   // Of the rows that are combined, a granule for each.

@@ -119,11 +119,17 @@ class RowOutput {
     Barrier();
     rows_out_->EnQue(rows);
     rows = rows_out_->template DeQue<T>();
-    for (int64_t i = 0; i < unit.num_rows;) {
-      const Row row = RowAt(*tiling_, unit, i);
-      const int64_t copied = RowsOfToken(*tiling_, unit, i);
-      CopyRowsOut(lse_[row.token * tiling_->num_heads + row.head], lse[i * kGranule], copied, 1, 1);
-      i += copied;
+    // The rows of a token lie side by side in GM.
+    const Row first = RowAt(*tiling_, unit, 0);
+    const int64_t heads = HeadsPerKvHead(*tiling_);
+    int64_t to = first.token * tiling_->num_heads + first.head;
+    int64_t copied = RowsOfToken(*tiling_, unit, 0);
+    CopyRowsOut(lse_[to], lse, copied, 1, 1);
+    to += tiling_->num_heads - first.head + unit.kv_head * heads;
+    for (int64_t i = copied; i < unit.num_rows; i += copied) {
+      copied = Smaller(heads, unit.num_rows - i);
+      CopyRowsOut(lse_[to], lse[i * kGranule], copied, 1, 1);
+      to += tiling_->num_heads;
     }
     rows_out_->FreeTensor(rows);
   }

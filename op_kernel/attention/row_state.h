@@ -9,6 +9,7 @@
 
 #include "attention_tiling_data.h"
 #include "common/lanes.h"
+#include "common/scalar.h"
 #include "kernel_operator.h"
 
 constexpr float kLowest = -3.40282347e+38f;
@@ -42,18 +43,17 @@ __aicore__ inline void Clear(const RowState& state, int64_t rows, int64_t width)
 
 // Repeats of one 64-lane column of `rows` rows of `width` floats; the second operand is a factor
 // per row.
-__aicore__ inline AscendC::BinaryRepeatParams ByRow(int64_t width) {
+PAGED_INLINE AscendC::BinaryRepeatParams ByRow(int64_t width) {
   const uint8_t row = static_cast<uint8_t>(width / kGranule);
   return AscendC::BinaryRepeatParams(1, 1, 0, row, row, 1);
 }
 
-__aicore__ inline uint64_t ColumnMask(int64_t width, int64_t column) {
+PAGED_INLINE uint64_t ColumnMask(int64_t width, int64_t column) {
   return static_cast<uint64_t>(width - column < kRepeatLanes ? width - column : kRepeatLanes);
 }
 
 // acc[r] *= factor[r]
-__aicore__ inline void MultiplyRows(const Float& acc, const Float& factor, int64_t rows,
-                                    int64_t width) {
+PAGED_INLINE void MultiplyRows(const Float& acc, const Float& factor, int64_t rows, int64_t width) {
   for (int64_t c = 0; c < width; c += kRepeatLanes) {
     AscendC::Mul(acc[c], acc[c], factor, ColumnMask(width, c), static_cast<uint8_t>(rows),
                  ByRow(width));
@@ -61,8 +61,7 @@ __aicore__ inline void MultiplyRows(const Float& acc, const Float& factor, int64
 }
 
 // acc[r] /= divisor[r]
-__aicore__ inline void DivideRows(const Float& acc, const Float& divisor, int64_t rows,
-                                  int64_t width) {
+PAGED_INLINE void DivideRows(const Float& acc, const Float& divisor, int64_t rows, int64_t width) {
   for (int64_t c = 0; c < width; c += kRepeatLanes) {
     AscendC::Div(acc[c], acc[c], divisor, ColumnMask(width, c), static_cast<uint8_t>(rows),
                  ByRow(width));
@@ -70,8 +69,8 @@ __aicore__ inline void DivideRows(const Float& acc, const Float& divisor, int64_
 }
 
 // acc[r] += more[r] * factor[r]
-__aicore__ inline void AddScaledRows(const Float& acc, const Float& more, const Float& factor,
-                                     int64_t rows, int64_t width) {
+PAGED_INLINE void AddScaledRows(const Float& acc, const Float& more, const Float& factor,
+                                int64_t rows, int64_t width) {
   for (int64_t c = 0; c < width; c += kRepeatLanes) {
     AscendC::MulAddDst(acc[c], more[c], factor, ColumnMask(width, c), static_cast<uint8_t>(rows),
                        ByRow(width));
@@ -88,8 +87,8 @@ __aicore__ inline void WeightLanes(const Float& lanes, const Float& from, const 
 }
 
 // The same as folding a state of that maximum and sum into the state of no keys, but for acc.
-__aicore__ inline void CopyLanes(const RowState& into, const Float& max, const Float& sum,
-                                 int64_t rows) {
+PAGED_INLINE void CopyLanes(const RowState& into, const Float& max, const Float& sum,
+                            int64_t rows) {
   AscendC::Adds(into.max, max, 0.0f, LanesOf(rows));
   AscendC::Adds(into.sum, sum, 0.0f, LanesOf(rows));
 }
@@ -99,9 +98,9 @@ __aicore__ inline void CopyLanes(const RowState& into, const Float& max, const F
 // waiting for the one before; whoever has other work does it between a stage and the barrier.
 constexpr int64_t kRescaleStages = 6;
 
-__aicore__ inline void RescaleStage(int64_t stage, const RowState& into, const Float& max,
-                                    const Float& sum, const RowScratch& scratch, int64_t rows,
-                                    int64_t width) {
+PAGED_INLINE void RescaleStage(int64_t stage, const RowState& into, const Float& max,
+                               const Float& sum, const RowScratch& scratch, int64_t rows,
+                               int64_t width) {
   const int32_t lanes = LanesOf(rows);
   if (stage == 0) {
     AscendC::Max(scratch.new_max, into.max, max, lanes);

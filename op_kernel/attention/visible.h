@@ -6,7 +6,7 @@
 #include "kernel_operator.h"
 
 // n / d, for the d that `by` was made for.
-__aicore__ inline int64_t Divide(int64_t n, const Divisor& by) {
+PAGED_INLINE int64_t Divide(int64_t n, const Divisor& by) {
   return (n * by.multiplier) >> by.shift;
 }
 
@@ -32,7 +32,7 @@ __aicore__ inline Range VisibleKeys(const AttentionTilingData& tiling, int64_t s
 }
 
 // Those of `keys` that are inside the `size` keys from `begin` on, counted from there.
-__aicore__ inline Range Within(const Range& keys, int64_t begin, int64_t size) {
+PAGED_INLINE Range Within(const Range& keys, int64_t begin, int64_t size) {
   const int64_t first = Clamp(keys.first - begin, 0, size);
   return {first, Larger(first, Clamp(keys.last - begin, 0, size))};
 }

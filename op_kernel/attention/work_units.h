@@ -111,7 +111,7 @@ class WorkUnits {
   }
 
   // Finds this core's next unit. False: there is none.
-  __aicore__ inline bool Next(Unit& unit) {
+  __aicore__ inline bool Next() {
     at_ += skip_ + 1;
     while (at_ >= num_units_) {
       at_ -= num_units_;
@@ -122,18 +122,21 @@ class WorkUnits {
     }
     skip_ = next_skip_;
     Reverse();
-    unit = unit_;
     int64_t piece = at_;
-    for (unit.kv_head = first_head_; piece >= pieces_; ++unit.kv_head) {
+    unit_.kv_head = first_head_;
+    while (piece >= pieces_) {
       piece -= pieces_;
+      ++unit_.kv_head;
     }
     if (tiling_->split != 0) {
-      unit.piece += piece;
-      unit.keys.first = Larger(unit_.keys.first, unit.piece * kPiece);
-      unit.keys.last = Smaller(unit_.keys.last, (unit.piece + 1) * kPiece);
+      unit_.piece = first_piece_ + piece;
+      const int64_t begin = unit_.piece * kPiece;
+      unit_.keys = {Larger(keys_.first, begin), Smaller(keys_.last, begin + kPiece)};
     }
     return true;
   }
+
+  __aicore__ inline const Unit& Current() const { return unit_; }
 
  private:
   __aicore__ inline void Reverse() {
@@ -165,12 +168,14 @@ class WorkUnits {
     }
     unit_.row_begin = row_begin_;
     unit_.num_rows = Smaller(tiling_->unit_rows, num_rows_ - row_begin_);
-    unit_.keys = KeysOfUnit(*tiling_, unit_);
-    unit_.piece = unit_.keys.first / kPiece;
+    keys_ = KeysOfUnit(*tiling_, unit_);
+    first_piece_ = keys_.first / kPiece;
+    unit_.keys = keys_;
+    unit_.piece = first_piece_;
     // Rows that see nothing are a unit too: it writes zeros.
     pieces_ = 1;
     if (tiling_->split != 0) {
-      pieces_ = Larger((unit_.keys.last + kPiece - 1) / kPiece - unit_.piece, 1);
+      pieces_ = Larger((keys_.last + kPiece - 1) / kPiece - first_piece_, 1);
     }
     num_units_ = (end_head_ - first_head_) * pieces_;
     return true;
@@ -205,8 +210,10 @@ class WorkUnits {
   int64_t row_begin_;
   int64_t first_head_;  // of those that take turns
   int64_t end_head_;
-  int64_t pieces_;     // of these rows that are units of their own
-  int64_t num_units_;  // of these rows: all heads and pieces
-  int64_t at_;         // this core's unit among them
+  Range keys_;           // that these rows see
+  int64_t first_piece_;  // with such a key
+  int64_t pieces_;       // that are units of their own
+  int64_t num_units_;    // of these rows: all heads and pieces
+  int64_t at_;           // this core's unit among them
   Unit unit_;
 };

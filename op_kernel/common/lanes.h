@@ -15,7 +15,7 @@ constexpr int32_t kRepeatLanes = 64;
 constexpr int32_t kGranule = 8;  // floats
 constexpr int64_t kGranuleBytes = 32;
 
-__aicore__ inline void Barrier() { AscendC::PipeBarrier<PIPE_V>(); }
+PAGED_INLINE void Barrier() { AscendC::PipeBarrier<PIPE_V>(); }
 
 // Memory for as long as the kernel runs: `count` elements. It is the pipe's, not that of the TBuf.
 template <typename T, AscendC::TPosition position = AscendC::TPosition::VECCALC>
@@ -26,19 +26,19 @@ __aicore__ inline AscendC::LocalTensor<T> NewBuffer(AscendC::TPipe* pipe, int64_
 }
 
 // lanes[i] = value, the other lanes unchanged. Writes of one granule must not overtake each other.
-__aicore__ inline void SetLane(const Float& lanes, int64_t i, float value) {
+PAGED_INLINE void SetLane(const Float& lanes, int64_t i, float value) {
   uint64_t mask[2] = {1ULL << i, 0};
   AscendC::Duplicate(lanes, value, mask, 1, 1, kGranule);
   Barrier();
 }
 
 // Lanes of whole granules that hold a lane for each of `rows` rows.
-__aicore__ inline int32_t LanesOf(int64_t rows) {
-  return static_cast<int32_t>(RoundUp(rows, kGranule));
+PAGED_INLINE int32_t LanesOf(int64_t rows) {
+  return static_cast<int32_t>((rows + kGranule - 1) & -kGranule);
 }
 
 // factor[r][0..8) = lanes[r]. The barrier after it is left to the caller.
-__aicore__ inline void BroadcastLanes(const Float& factor, const Float& lanes, int64_t rows) {
+PAGED_INLINE void BroadcastLanes(const Float& factor, const Float& lanes, int64_t rows) {
   const AscendC::BrcbRepeatParams dense(1, kGranule);
   AscendC::Brcb(factor, lanes, static_cast<uint8_t>(LanesOf(rows) / kGranule), dense);
 }

@@ -13,9 +13,9 @@ __aicore__ inline int64_t UbPitch(int64_t width) {
 
 // Copies `count` vectors of `width` elements, `stride` elements apart in GM, into UB.
 template <typename T>
-__aicore__ inline void CopyRowsIn(const AscendC::LocalTensor<T>& to,
-                                  const AscendC::GlobalTensor<T>& from, int64_t count,
-                                  int64_t width, int64_t stride) {
+PAGED_INLINE void CopyRowsIn(const AscendC::LocalTensor<T>& to,
+                             const AscendC::GlobalTensor<T>& from, int64_t count, int64_t width,
+                             int64_t stride) {
   const uint32_t bytes = static_cast<uint32_t>(width * sizeof(T));
   const AscendC::DataCopyPadExtParams<T> no_padding(false, 0, 0, 0);
   if (stride >= width) {
@@ -33,9 +33,9 @@ __aicore__ inline void CopyRowsIn(const AscendC::LocalTensor<T>& to,
 
 // The reverse. The rows in GM must not overlap; they may be closer than `width` only if count is 1.
 template <typename T>
-__aicore__ inline void CopyRowsOut(const AscendC::GlobalTensor<T>& to,
-                                   const AscendC::LocalTensor<T>& from, int64_t count,
-                                   int64_t width, int64_t stride) {
+PAGED_INLINE void CopyRowsOut(const AscendC::GlobalTensor<T>& to,
+                              const AscendC::LocalTensor<T>& from, int64_t count, int64_t width,
+                              int64_t stride) {
   const uint32_t bytes = static_cast<uint32_t>(width * sizeof(T));
   const uint32_t gap = count > 1 ? static_cast<uint32_t>((stride - width) * sizeof(T)) : 0;
   const AscendC::DataCopyExtParams rows(static_cast<uint16_t>(count), bytes, 0, gap, 0);

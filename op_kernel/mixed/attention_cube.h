@@ -19,6 +19,7 @@
 #include "attention_tiling_data.h"
 #include "kernel_operator.h"
 #include "mixed/cube_copy.h"
+#include "mixed/cube_step.h"
 #include "mixed/cube_sums.h"
 #include "mixed/exchange.h"
 #include "mixed/piece_steps.h"
@@ -47,6 +48,9 @@ class CubeHalf {
     tables_.Init(tiling, tensors.block_tables);
     exchange_.Init(tiling, tensors.workspace, AscendC::GetBlockIdx());
     steps_.StartRing();
+    blocks_hold_tiles_ = (tiling.block_size & (TileKeys() - 1)) == 0 &&
+                         RowsAreNear(KeyDim(), tiling.key.token_stride) &&
+                         RowsAreNear(ValueDim(), tiling.value.token_stride);
     InitBuffers(pipe);
   }
 
@@ -67,14 +71,18 @@ class CubeHalf {
     queries_ = NewBuffer<T, TPosition::A1>(pipe, 2 * query_size_);
     tiles_stay_ = tiling_->unit_rows > tiling_->max_rows;
     if (tiles_stay_) {
-      staying_keys_.Init(pipe, TileKeys(), KeyDim());
-      staying_values_.Init(pipe, TileKeys(), ValueDim());
+      staying_.Init(TileKeys());
       tile_size_ = static_cast<uint32_t>(TileKeys() * tiling_->max_rows);
+      weights_at_ = 0;
+      staying_keys_ = kTilesInL1 * tile_size_;
+      staying_values_ = staying_keys_ + static_cast<uint32_t>(kPiece * KeyDim());
     } else {
       const int64_t width = Larger(KeyDim(), ValueDim() + tiling_->max_rows);
       tile_size_ = static_cast<uint32_t>(TileKeys() * width);
+      weights_at_ = static_cast<uint32_t>(TileKeys() * ValueDim());
     }
-    tiles_ = NewBuffer<T, TPosition::B1>(pipe, kTilesInL1 * tile_size_);
+    const int64_t staying = tiles_stay_ ? kPiece * (KeyDim() + ValueDim()) : 0;
+    tiles_ = NewBuffer<T, TPosition::B1>(pipe, kTilesInL1 * tile_size_ + staying);
     left_ = NewBuffer<T, TPosition::A2>(pipe, 2 * kL0Elements);
     right_ = NewBuffer<T, TPosition::B2>(pipe, 2 * kL0Elements);
     scores_.Init(pipe);
@@ -98,57 +106,70 @@ class CubeHalf {
   }
 
   // What the compiler may know.
-  __aicore__ inline int64_t KeyDim() const { return kWidth != 0 ? kWidth : tiling_->key.head_dim; }
-  __aicore__ inline int64_t ValueDim() const {
-    return kWidth != 0 ? kWidth : tiling_->value.head_dim;
-  }
-  __aicore__ inline int64_t TileKeys() const { return kWidth != 0 ? kTileKeys : tiling_->tile; }
-  __aicore__ inline uint32_t KeyColumns() const {
+  PAGED_INLINE int64_t KeyDim() const { return kWidth != 0 ? kWidth : tiling_->key.head_dim; }
+  PAGED_INLINE int64_t ValueDim() const { return kWidth != 0 ? kWidth : tiling_->value.head_dim; }
+  PAGED_INLINE int64_t TileKeys() const { return kWidth != 0 ? kTileKeys : tiling_->tile; }
+  PAGED_INLINE uint32_t KeyColumns() const {
     return static_cast<uint32_t>(kWidth != 0 ? kWidth : tiling_->key_columns);
   }
-  __aicore__ inline uint32_t ValueColumns() const {
+  PAGED_INLINE uint32_t ValueColumns() const {
     return static_cast<uint32_t>(kWidth != 0 ? kWidth : tiling_->value_columns);
   }
 
   __aicore__ inline void Walk(bool by_token) {
     steps_.Init(*tiling_, sequences_, AscendC::GetBlockIdx(), AscendC::GetBlockNum(), by_token);
+    for (int64_t i = 0; i < kWindow; ++i) {
+      window_[i].tiles = window_[i].whole = {0, 0};  // there are none before the first step
+    }
     int64_t n = 0;
-    bool has_next = NextStep(0);
+    bool has_next = NextStep(StepAt(0));
     if (has_next) {
-      LoadQueries(StepAt(0));
+      LoadQueries(StepAt(0).step);
     }
     for (; has_next; ++n) {
-      const PieceStep& step = StepAt(n);
-      if (step.opens_band) {
-        query_index_[step.band] = next_query_;
+      CubeStep& step = StepAt(n);
+      if (step.step.opens_band) {
+        query_index_[step.step.band] = next_query_;
         query_ring_.Use(next_query_);
       }
-      has_next = NextStep(n + 1);
-      RunStep(step, n, has_next);
+      step.query = query_index_[step.step.band];
+      step.queries_at = step.query * query_size_;
+      CubeStep& next = StepAt(n + 1);
+      has_next = NextStep(next);
+      RunStep(step, StepAt(n - kAhead), has_next ? &next : nullptr);
+      if (n >= kAhead) {
+        TellProducts();
+      }
     }
     for (int64_t oldest = Larger(0, n - kAhead); oldest < n; ++oldest) {
-      for (int64_t begin = 0; begin < kPiece; begin += TileKeys()) {
-        AddValuesOfTile(StepAt(oldest), begin);
+      for (int64_t begin = 0, i = 0; begin < kPiece; begin += TileKeys(), ++i) {
+        AddValuesAt(StepAt(oldest), begin, i);
       }
       TellProducts();
     }
   }
 
-  // The scores of step n and the products of an earlier one.
-  __aicore__ inline void RunStep(const PieceStep& step, int64_t n, bool has_next) {
-    const PieceStep& oldest = StepAt(n - kAhead);
-    const bool ends_one = n >= kAhead;
-    for (int64_t begin = 0; begin < kPiece; begin += TileKeys()) {
-      ScoreTile(step, begin);
-      if (begin == 0 && has_next) {
-        LoadQueries(StepAt(n + 1));
+  // The scores of a step and the products of an earlier one; and the queries of the next one, if
+  // there is one.
+  PAGED_INLINE void RunStep(CubeStep& step, const CubeStep& oldest, const CubeStep* next) {
+    for (int64_t begin = 0, i = 0; begin < kPiece; begin += TileKeys(), ++i) {
+      if (HasTile(step.whole, begin)) {
+        ScoreTile<true>(step, begin, step.places[i]);
+      } else if (HasTile(step.tiles, begin)) {
+        ScoreTile<false>(step, begin, step.places[i]);
       }
-      if (ends_one) {
-        AddValuesOfTile(oldest, begin);
+      if (begin == 0 && next != nullptr) {
+        LoadQueries(next->step);
       }
+      AddValuesAt(oldest, begin, i);
     }
-    if (ends_one) {
-      TellProducts();
+  }
+
+  PAGED_INLINE void AddValuesAt(const CubeStep& step, int64_t begin, int64_t i) {
+    if (HasTile(step.whole, begin)) {
+      AddValuesOfTile<true>(step, begin, step.places[i]);
+    } else if (HasTile(step.tiles, begin)) {
+      AddValuesOfTile<false>(step, begin, step.places[i]);
     }
   }
 
@@ -158,16 +179,23 @@ class CubeHalf {
   }
 
   // Steps with keys, by their number: the next one, this one, and those in flight.
-  __aicore__ inline PieceStep& StepAt(int64_t n) { return window_[n & (kWindow - 1)]; }
+  PAGED_INLINE CubeStep& StepAt(int64_t n) { return window_[n & (kWindow - 1)]; }
 
-  // Finds step n, the next one with keys. False: there is none.
-  __aicore__ inline bool NextStep(int64_t n) {
-    PieceStep& step = StepAt(n);
+  // Finds the next step with keys. False: there is none.
+  __aicore__ inline bool NextStep(CubeStep& next) {
+    PieceStep& step = next.step;
     do {
       if (!steps_.Next(step)) {
         return false;
       }
     } while (!step.has_keys);
+    next.rows = static_cast<uint32_t>(step.pitch);
+    next.product_half = FirstHalf(next.rows, static_cast<uint32_t>(ValueDim()));
+    next.pairs_at = exchange_.PairsAt(step.buffer);
+    next.table_at = tables_.RowOf(step.unit.index);
+    next.key_head = step.unit.kv_head * tiling_->key.head_stride;
+    next.value_head = step.unit.kv_head * tiling_->value.head_stride;
+    FindTiles(next, TileKeys(), blocks_hold_tiles_);
     return true;
   }
 
@@ -187,7 +215,7 @@ class CubeHalf {
     }
     const Unit& unit = step.unit;
     next_query_ = query_ring_.Begin();
-    const AscendC::LocalTensor<T> to = Queries(next_query_);
+    const AscendC::LocalTensor<T> to = queries_[next_query_ * query_size_];
     const RowLayout& layout = tiling_->query;
     for (int64_t i = 0; i < unit.num_rows;) {
       const Row row = RowAt(*tiling_, unit, i);
@@ -212,229 +240,248 @@ class CubeHalf {
   // ---- a tile's part in a step
 
   // The keys of a tile that some row of the band, and of the unit, sees, and whole fractals around
-  // them, counted from the tile's first one.
+  // them, counted from the tile's first one. All of them are if it is whole.
   struct Tile {
-    int64_t begin;   // of the piece
     uint32_t first;  // of the band's fractals
     uint32_t keys;   // in them
+    uint32_t place;  // of the first one in the unit's fractals, which are in L1
     Range seen;      // by the unit
-    Range span;      // the unit's fractals, which are in L1
-    bool is_whole;   // all keys are seen
-    bool opens;      // the step
-    bool closes;
+    Range span;      // the unit's fractals
   };
 
-  __aicore__ inline Tile TileAt(const PieceStep& step, int64_t begin) const {
-    const int64_t size = TileKeys();
-    const int64_t end = begin + size;
-    const bool is_whole = step.span.first <= begin && end <= step.span.last &&
-                          step.unit_seen.first <= begin && end <= step.unit_seen.last;
-    Tile tile = {begin,     0,        static_cast<uint32_t>(size), {0, size},
-                 {0, size}, is_whole, begin <= step.span.first,    end >= step.span.last};
-    if (!is_whole) {
-      const Range span = Within(step.span, begin, size);
-      tile.first = static_cast<uint32_t>(span.first);
-      tile.keys = static_cast<uint32_t>(span.last - span.first);
-      tile.seen = Within(step.unit_seen, begin, size);
-      tile.span = SpanOf(tile.seen);
-    }
-    return tile;
+  PAGED_INLINE Tile PartOfTile(const PieceStep& step, int64_t begin) const {
+    const Range span = Within(step.span, begin, TileKeys());
+    const Range seen = Within(step.unit_seen, begin, TileKeys());
+    const Range fractals = SpanOf(seen);
+    return {static_cast<uint32_t>(span.first), static_cast<uint32_t>(span.last - span.first),
+            static_cast<uint32_t>(span.first - fractals.first), seen, fractals};
   }
 
-  __aicore__ inline void ScoreTile(const PieceStep& step, int64_t begin) {
-    const Tile tile = TileAt(step, begin);
-    if (tile.keys == 0) {
-      return;
-    }
+  template <bool kWhole>
+  PAGED_INLINE void ScoreTile(CubeStep& cube, int64_t begin, TilePlace& place) {
+    const PieceStep& step = cube.step;
     const uint32_t width = static_cast<uint32_t>(KeyDim());
-    const uint32_t rows = static_cast<uint32_t>(step.pitch);
+    const uint32_t rows = cube.rows;
+    uint32_t first = 0;
+    uint32_t num_keys = static_cast<uint32_t>(TileKeys());
     const uint32_t turn = tile_ring_.Begin();
-    const AscendC::LocalTensor<T> keys =
-        LoadTile(TileOfRing(turn), staying_keys_, key_cache_, tiling_->key, KeyDim(), step,
-                 tile)[FromSpan(tile) * width];
+    FindPlace<kWhole>(cube, begin, place);
+    uint32_t at = tiles_stay_ ? staying_keys_ + place.place * width : turn * tile_size_;
+    if constexpr (kWhole) {
+      if (!tiles_stay_ || place.comes_in) {
+        CopyWhole(at, key_cache_, tiling_->key, KeyDim(), cube.key_head, place);
+      }
+    } else {
+      const Tile tile = PartOfTile(step, begin);
+      if (!tiles_stay_ || place.comes_in) {
+        CopyPart(at, key_cache_, tiling_->key, KeyDim(), step, begin, tile);
+      }
+      first = tile.first;
+      num_keys = tile.keys;
+      at += tile.place * width;
+    }
     tile_ring_.Filled(turn);
     tile_ring_.Use(turn);
-    const uint32_t query = query_index_[step.band];
-    const AscendC::LocalTensor<T> queries = Queries(query);
+    const AscendC::LocalTensor<T> keys = tiles_[at];
+    const AscendC::LocalTensor<T> queries = queries_[cube.queries_at];
+    const uint32_t half = FirstHalf(num_keys, rows);
+    const uint32_t sums = scores_.Open(half < num_keys);
     for (uint32_t c = 0; c < width; c += KeyColumns()) {
       const uint32_t columns = Part(width, c, KeyColumns());
       const uint32_t buffer = factor_ring_.Begin();
-      LoadRows<false>(Left(buffer), keys, tile.keys, width, c, columns);
+      LoadRows<false>(Left(buffer), keys, num_keys, width, c, columns);
       LoadColumns<false>(Right(buffer), queries[c * rows], rows, columns, rows);
       factor_ring_.Filled(buffer);
-      const Factors factors = {tile.keys, rows, columns, rows, 0};
-      Multiply(scores_, buffer, factors, c == 0, c == 0, c + columns == width);
+      const Factors factors = {num_keys, half, rows, columns, 0};
+      Multiply(scores_, sums, buffer, factors, c == 0, c == 0, c + columns == width);
     }
     tile_ring_.Used(turn);
-    Store(exchange_.Scores(step.buffer)[(begin + tile.first) * rows], scores_, tile.keys, tile.keys,
-          rows);
-    if (tile.closes) {
+    Store(exchange_.Scores(0)[cube.pairs_at + (begin + first) * rows], scores_, sums, num_keys,
+          half, num_keys, rows);
+    if (begin + TileKeys() >= step.span.last) {
       if (step.closes_band) {
-        query_ring_.Used(query);
+        query_ring_.Used(cube.query);
       }
       AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_FIX>(kScoresReady);
     }
   }
 
-  // Where the band's fractals begin in those that are in L1.
-  __aicore__ inline uint32_t FromSpan(const Tile& tile) const {
-    return tile.first - static_cast<uint32_t>(tile.span.first);
-  }
-
   // Columns from column `c` on, at most `most`.
-  __aicore__ static inline uint32_t Part(uint32_t width, uint32_t c, uint32_t most) {
+  PAGED_INLINE static uint32_t Part(uint32_t width, uint32_t c, uint32_t most) {
     return width - c < most ? width - c : most;
   }
 
-  // Brings a tile in, unless it is there: to `place`, or where it stays.
-  __aicore__ inline AscendC::LocalTensor<T> LoadTile(const AscendC::LocalTensor<T>& place,
-                                                     StayingTiles<T>& staying,
-                                                     const AscendC::GlobalTensor<T>& cache,
-                                                     const CacheLayout& layout, int64_t width,
-                                                     const PieceStep& step, const Tile& tile) {
-    AscendC::LocalTensor<T> to = place;
+  // Where a tile's keys and values are, and whether they have yet to come in.
+  template <bool kWhole>
+  PAGED_INLINE void FindPlace(const CubeStep& cube, int64_t begin, TilePlace& place) {
+    const PieceStep& step = cube.step;
     if (tiles_stay_) {
-      const bool comes_in = staying.Take(step.opens_piece && tile.opens, tile.begin);
-      to = staying.At(tile.begin);
-      if (!comes_in) {
-        return to;
-      }
+      place.comes_in = staying_.Take(step.opens_piece && begin <= step.span.first, begin);
+      place.place = staying_.At(begin);
     }
-    if (tile.is_whole) {
-      const BlockTables::Run run =
-          tables_.RunFrom(layout, step.unit.index, step.unit.kv_head, step.begin + tile.begin);
-      if (run.count >= TileKeys() && RowsAreNear(width, layout.token_stride)) {
-        CopyMatricesToL1(to, cache[run.at], TileKeys() / kFractal, kFractal, width,
-                         layout.token_stride);
-        return to;
-      }
+    if constexpr (kWhole) {
+      const int64_t key = step.begin + begin;
+      const int64_t column = Divide(key, tiling_->per_block);
+      place.block = tables_.BlockAt(cube.table_at, column);
+      place.slot = key - column * tiling_->block_size;
     }
-    CopyTileToL1(to, cache, layout, width, tables_, step.unit, step.begin + tile.begin, tile.seen,
-                 tile.span);
-    return to;
+  }
+
+  // Brings in a tile that is whole.
+  PAGED_INLINE void CopyWhole(uint32_t at, const AscendC::GlobalTensor<T>& cache,
+                              const CacheLayout& layout, int64_t width, int64_t head,
+                              const TilePlace& place) const {
+    const int64_t from =
+        place.block * layout.block_stride + place.slot * layout.token_stride + head;
+    CopyMatricesToL1(tiles_[at], cache[from], TileKeys() / kFractal, kFractal, width,
+                     layout.token_stride);
+  }
+
+  // Brings in what there is of one.
+  __aicore__ inline void CopyPart(uint32_t at, const AscendC::GlobalTensor<T>& cache,
+                                  const CacheLayout& layout, int64_t width, const PieceStep& step,
+                                  int64_t begin, const Tile& tile) const {
+    CopyTileToL1(tiles_[at], cache, layout, width, tables_, step.unit, step.begin + begin,
+                 tile.seen, tile.span);
   }
 
   // ---- products = weights x values
 
-  __aicore__ inline void AddValuesOfTile(const PieceStep& step, int64_t begin) {
-    const Tile tile = TileAt(step, begin);
-    if (tile.keys == 0) {
-      return;
-    }
+  template <bool kWhole>
+  PAGED_INLINE void AddValuesOfTile(const CubeStep& cube, int64_t begin, const TilePlace& place) {
+    const PieceStep& step = cube.step;
+    const bool opens = begin <= step.span.first;
+    const bool closes = begin + TileKeys() >= step.span.last;
     const uint32_t width = static_cast<uint32_t>(ValueDim());
-    const uint32_t rows = static_cast<uint32_t>(step.pitch);
-    const uint32_t pitch = static_cast<uint32_t>(TileKeys());
+    const uint32_t rows = cube.rows;
+    uint32_t first = 0;
+    uint32_t num_keys = static_cast<uint32_t>(TileKeys());
     const uint32_t turn = tile_ring_.Begin();
-    const AscendC::LocalTensor<T> place = TileOfRing(turn);
+    uint32_t at = tiles_stay_ ? staying_values_ + place.place * width : turn * tile_size_;
     // Values first: they don't wait for the vector cores, as the weights of a step's first tile do.
-    const AscendC::LocalTensor<T> values =
-        LoadTile(place, staying_values_, value_cache_, tiling_->value, ValueDim(), step,
-                 tile)[FromSpan(tile) * width];
-    const AscendC::LocalTensor<T> weights = tiles_stay_ ? place : place[pitch * width];
-    if (tile.opens) {
+    if constexpr (kWhole) {
+      if (!tiles_stay_ || place.comes_in) {
+        CopyWhole(at, value_cache_, tiling_->value, ValueDim(), cube.value_head, place);
+      }
+    } else {
+      const Tile tile = PartOfTile(step, begin);
+      if (!tiles_stay_ || place.comes_in) {
+        CopyPart(at, value_cache_, tiling_->value, ValueDim(), step, begin, tile);
+      }
+      first = tile.first;
+      num_keys = tile.keys;
+      at += tile.place * width;
+    }
+    if (opens) {
+      product_ = products_.Open(cube.product_half < rows);
       AscendC::CrossCoreWaitFlag(kWeightsReady);
     }
-    LoadWeights(weights, step, begin + tile.first, tile.keys);
+    const AscendC::LocalTensor<T> values = tiles_[at];
+    const AscendC::LocalTensor<T> weights = tiles_[turn * tile_size_ + weights_at_];
+    LoadWeights(weights, cube, begin + first, num_keys);
     tile_ring_.Filled(turn);
 
     tile_ring_.Use(turn);
     for (uint32_t c = 0; c < width; c += ValueColumns()) {
       const uint32_t columns = Part(width, c, ValueColumns());
       const uint32_t buffer = factor_ring_.Begin();
-      LoadColumns<true>(Left(buffer), weights, tile.keys, rows, pitch);
-      LoadRows<true>(Right(buffer), values, tile.keys, width, c, columns);
+      LoadColumns<true>(Left(buffer), weights, num_keys, rows, static_cast<uint32_t>(TileKeys()));
+      LoadRows<true>(Right(buffer), values, num_keys, width, c, columns);
       factor_ring_.Filled(buffer);
-      const Factors factors = {rows, columns, tile.keys, width, c};
-      Multiply(products_, buffer, factors, tile.opens, tile.opens && c == 0,
-               tile.closes && c + columns == width);
+      const Factors factors = {rows, cube.product_half, columns, num_keys, c};
+      Multiply(products_, product_, buffer, factors, opens, opens && c == 0,
+               closes && c + columns == width);
     }
     tile_ring_.Used(turn);
-    if (tile.closes) {
-      Store(exchange_.Products(step.buffer), products_, rows,
+    if (closes) {
+      Store(exchange_.Products(step.buffer), products_, product_, rows, cube.product_half,
             static_cast<uint32_t>(step.unit.num_rows), width);
     }
   }
 
   // The weights of `keys` keys from `first` on, column by column of 16 rows.
-  __aicore__ inline void LoadWeights(const AscendC::LocalTensor<T>& to, const PieceStep& step,
-                                     int64_t first, uint32_t keys) {
-    const AscendC::DataCopyParams params(
-        static_cast<uint16_t>(static_cast<uint32_t>(step.pitch) / kFractal),
-        static_cast<uint16_t>(keys), static_cast<uint16_t>(tiling_->exchange_keys - keys),
-        static_cast<uint16_t>(TileKeys() - keys));
-    AscendC::DataCopy(to, exchange_.Weights(step.buffer, 0)[first * kFractal], params);
+  PAGED_INLINE void LoadWeights(const AscendC::LocalTensor<T>& to, const CubeStep& cube,
+                                int64_t first, uint32_t keys) {
+    const AscendC::DataCopyParams params(static_cast<uint16_t>(cube.rows / kFractal),
+                                         static_cast<uint16_t>(keys),
+                                         static_cast<uint16_t>(tiling_->exchange_keys - keys),
+                                         static_cast<uint16_t>(TileKeys() - keys));
+    AscendC::DataCopy(to, exchange_.Weights(0, 0)[cube.pairs_at + first * kFractal], params);
   }
 
   // ---- the buffers
 
-  __aicore__ inline AscendC::LocalTensor<T> Queries(uint32_t buffer) const {
-    return queries_[buffer * query_size_];
-  }
-  __aicore__ inline AscendC::LocalTensor<T> TileOfRing(uint32_t buffer) const {
-    return tiles_[buffer * tile_size_];
-  }
-  __aicore__ inline AscendC::LocalTensor<T> Left(uint32_t buffer) const {
+  PAGED_INLINE AscendC::LocalTensor<T> Left(uint32_t buffer) const {
     return left_[buffer * kL0Elements];
   }
-  __aicore__ inline AscendC::LocalTensor<T> Right(uint32_t buffer) const {
+  PAGED_INLINE AscendC::LocalTensor<T> Right(uint32_t buffer) const {
     return right_[buffer * kL0Elements];
   }
 
-  // Of a product [rows][width], what one load of L0 gives: its columns from `column` on, as a
-  // product, or as a term of the sum, over `depth`.
+  // Of a product, what one load of L0 gives: its columns from `column` on, as a product, or as a
+  // term of the sum, over `depth`.
   struct Factors {
     uint32_t rows;
+    uint32_t half;  // rows of the first half
     uint32_t columns;
     uint32_t depth;
-    uint32_t width;
     uint32_t column;
   };
 
-  // sums = or += left x right, by halves of the rows. With `begins` the halves take their buffers,
-  // with `ends` they are complete.
+  // sums = or += left x right, by halves of the rows, the first one in buffer `sum`. With `begins`
+  // the halves take their buffers, with `ends` they are complete.
   template <int32_t first>
-  __aicore__ inline void Multiply(CubeSums<first>& sums, uint32_t buffer, const Factors& factors,
-                                  bool opens, bool begins, bool ends) {
+  PAGED_INLINE void Multiply(const CubeSums<first>& sums, uint32_t sum, uint32_t buffer,
+                             const Factors& factors, bool opens, bool begins, bool ends) {
     factor_ring_.Use(buffer);
-    uint32_t rows = FirstHalf(factors.rows, factors.width);
-    for (uint32_t row = 0, half = 0; row < factors.rows; ++half) {
-      if (begins) {
-        sums.Begin(half);
-      }
-      if (!opens && rows * factors.columns < kOrderedProducts) {
-        AscendC::PipeBarrier<PIPE_M>();
-      }
-      const AscendC::MmadParams params(static_cast<uint16_t>(rows),
-                                       static_cast<uint16_t>(factors.columns),
-                                       static_cast<uint16_t>(factors.depth), 0, false, opens);
-      AscendC::Mmad(sums.Half(half)[factors.column * rows], Left(buffer)[row * factors.depth],
-                    Right(buffer), params);
-      if (ends) {
-        sums.End(half);
-      }
-      row += rows;
-      rows = factors.rows - row;
+    MultiplyHalf(sums, sum, buffer, factors, 0, factors.half, opens, begins, ends);
+    if (factors.half < factors.rows) {
+      MultiplyHalf(sums, sum ^ 1, buffer, factors, factors.half, factors.rows - factors.half, opens,
+                   begins, ends);
     }
     factor_ring_.Used(buffer);
   }
 
+  template <int32_t first>
+  PAGED_INLINE void MultiplyHalf(const CubeSums<first>& sums, uint32_t sum, uint32_t buffer,
+                                 const Factors& factors, uint32_t row, uint32_t rows, bool opens,
+                                 bool begins, bool ends) {
+    if (begins) {
+      sums.Begin(sum);
+    }
+    if (!opens && rows * factors.columns < kOrderedProducts) {
+      AscendC::PipeBarrier<PIPE_M>();
+    }
+    const AscendC::MmadParams params(static_cast<uint16_t>(rows),
+                                     static_cast<uint16_t>(factors.columns),
+                                     static_cast<uint16_t>(factors.depth), 0, false, opens);
+    AscendC::Mmad(sums.At(sum)[factors.column * rows], Left(buffer)[row * factors.depth],
+                  Right(buffer), params);
+    if (ends) {
+      sums.End(sum);
+    }
+  }
+
   // Stores the first `stored` of `rows` rows of complete sums, one after the other.
   template <int32_t first>
-  __aicore__ inline void Store(const AscendC::GlobalTensor<float>& to, const CubeSums<first>& sums,
-                               uint32_t rows, uint32_t stored, uint32_t width) {
-    uint32_t pitch = FirstHalf(rows, width);
-    for (uint32_t row = 0, half = 0; row < rows; ++half) {
-      sums.Use(half);
-      const uint32_t left = stored - row;
-      const AscendC::FixpipeParamsV220 params(static_cast<uint16_t>(width),
-                                              static_cast<uint16_t>(pitch < left ? pitch : left),
-                                              static_cast<uint16_t>(pitch), width, false);
-      AscendC::Fixpipe<float, float, AscendC::CFG_ROW_MAJOR>(to[row * width], sums.Half(half),
-                                                             params);
-      sums.Used(half);
-      row += pitch;
-      pitch = rows - row;
+  PAGED_INLINE void Store(const AscendC::GlobalTensor<float>& to, const CubeSums<first>& sums,
+                          uint32_t sum, uint32_t rows, uint32_t half, uint32_t stored,
+                          uint32_t width) {
+    StoreHalf(to, sums, sum, half, stored, width);
+    if (half < rows) {
+      StoreHalf(to[half * width], sums, sum ^ 1, rows - half, stored - half, width);
     }
+  }
+
+  template <int32_t first>
+  PAGED_INLINE void StoreHalf(const AscendC::GlobalTensor<float>& to, const CubeSums<first>& sums,
+                              uint32_t sum, uint32_t rows, uint32_t stored, uint32_t width) {
+    sums.Use(sum);
+    const AscendC::FixpipeParamsV220 params(static_cast<uint16_t>(width),
+                                            static_cast<uint16_t>(rows < stored ? rows : stored),
+                                            static_cast<uint16_t>(rows), width, false);
+    AscendC::Fixpipe<float, float, AscendC::CFG_ROW_MAJOR>(to, sums.At(sum), params);
+    sums.Used(sum);
   }
 
   const AttentionTilingData* tiling_;
@@ -442,26 +489,31 @@ class CubeHalf {
   BlockTables tables_;
   Exchange<T> exchange_;
   PieceSteps steps_;
+  bool blocks_hold_tiles_;
+  bool tiles_stay_;
   static constexpr int64_t kWindow = 8;  // a power of two over kAhead + 1
-  PieceStep window_[kWindow];
+  CubeStep window_[kWindow];
   uint32_t query_index_[kMostBands];  // of the ring of queries: the bands'
   uint32_t next_query_;               // the next band's
   uint32_t query_size_;               // elements of a band's queries
-  bool tiles_stay_;
-  uint32_t tile_size_;  // elements of one of tiles_
+  uint32_t tile_size_;                // elements of one of tiles_
+  uint32_t weights_at_;               // where its weights begin, behind values
+  uint32_t staying_keys_;             // where the places are, in tiles_: [kPiece][key_dim]
+  uint32_t staying_values_;           // [kPiece][value_dim]
 
   AscendC::GlobalTensor<T> query_;
   AscendC::GlobalTensor<T> key_cache_;
   AscendC::GlobalTensor<T> value_cache_;
 
   AscendC::LocalTensor<T> queries_;  // two bands' [max_rows][key_dim]
-  AscendC::LocalTensor<T> tiles_;  // of keys, or of values and weights; of weights, if others stay
+  // Of keys, or of values and weights; if tiles stay, of weights, and behind them the places.
+  AscendC::LocalTensor<T> tiles_;
   AscendC::LocalTensor<T> left_;   // L0A
   AscendC::LocalTensor<T> right_;  // L0B
-  StayingTiles<T> staying_keys_;
-  StayingTiles<T> staying_values_;
+  StayingTiles staying_;
   CubeSums<0> scores_;
   CubeSums<2> products_;
+  uint32_t product_;  // the buffer of the first half of the oldest step's
 
   Ring<AscendC::HardEvent::MTE2_MTE1, AscendC::HardEvent::MTE1_MTE2, 0, 2> query_ring_;
   Ring<AscendC::HardEvent::MTE2_MTE1, AscendC::HardEvent::MTE1_MTE2, 2, kTilesInL1> tile_ring_;

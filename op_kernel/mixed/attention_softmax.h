@@ -27,27 +27,27 @@
 #include "mixed/share_stream.h"
 #include "mixed/verdict.h"
 
-template <typename T>
-class AttentionSoftmax {
+// With kWidth rows of values are so wide, and the compiler knows it. With 0 that is the tiling's.
+template <typename T, int64_t kWidth>
+class SoftmaxHalf {
  public:
   __aicore__ inline void Init(const AttentionTensors& tensors, const AttentionTilingData& tiling,
                               AscendC::TPipe* pipe) {
     tiling_ = &tiling;
-    value_dim_ = tiling.value.head_dim;
     most_rows_ = FirstShare(tiling.max_rows);
     const int64_t group = AscendC::GetBlockIdx() / 2;
     has_options_ = !MayScaleLate(tiling);
     late_scale_ = has_options_ ? 1.0f : tiling.scale;
     sequences_.Init(tiling, tensors.seq_lens, tensors.query_start_loc);
     exchange_.Init(tiling, tensors.workspace, group);
-    stream_.Init(tiling, sequences_, exchange_, group, pipe);
+    stream_.Init(tiling, sequences_, exchange_, group, has_options_, pipe);
     InitBuffers(pipe);
-    finiteness_.Init(pipe, value_dim_);
+    finiteness_.Init(pipe, ValueDim());
     alibi_[0].Init(tiling, tensors.alibi_slopes, pipe);
     alibi_[1].Init(tiling, tensors.alibi_slopes, pipe);
     // Rows of output that leave at a time.
     const int64_t rows =
-        Smaller(tiling.part_elements / value_dim_ / kGranule * kGranule, kRepeatLanes);
+        Smaller(tiling.part_elements / ValueDim() / kGranule * kGranule, kRepeatLanes);
     row_output_.Init(tensors, tiling, pipe, &rows_out_, rows);
     GM_ADDR states = tensors.workspace + AscendC::GetBlockNum() * tiling.exchange_bytes;
     piece_states_.Init(tiling, states, pipe, kGranule);
@@ -70,6 +70,8 @@ class AttentionSoftmax {
   }
 
  private:
+  PAGED_INLINE int64_t ValueDim() const { return kWidth != 0 ? kWidth : tiling_->value.head_dim; }
+
   // op_host's UB budget counts these buffers and those of the members: attention_tiling.cpp,
   // softmax_ub_bytes. Two operands of an instruction that are equal modulo 512 bytes come from one
   // bank, one after the other: chunks begin at even multiples of 256 bytes, and what meets them in
@@ -80,7 +82,7 @@ class AttentionSoftmax {
     sums_.Init(NewBuffer<float>(pipe, kSlabKeys * most_rows_));
     const int64_t bands = tiling_->unit_rows > tiling_->max_rows ? kMostBands : 1;
     for (int64_t i = 0; i < bands; ++i) {
-      totals_[i].acc = NewBuffer<float>(pipe, most_rows_ * value_dim_);
+      totals_[i].acc = NewBuffer<float>(pipe, most_rows_ * ValueDim());
     }
     scale_granule_ = NewBuffer<float>(pipe, 2 * kGranule);
     cap_granule_ = scale_granule_[kGranule];
@@ -123,21 +125,36 @@ class AttentionSoftmax {
     if (tiling_->has_alibi_slopes != 0 && scored.chunks > 0) {
       AlibiOf(1).Open(scored.step.unit, scored.rows, scored.step.begin);
     }
-    maxima_.Open(static_cast<uint32_t>(scored.rows), scored.maxima_slab);
-    sums_.Open(static_cast<uint32_t>(weighed.rows),
-               static_cast<uint32_t>(kSlabKeys * weighed.rows));
+    if (scored.chunks > 0) {
+      maxima_.Open(static_cast<uint32_t>(scored.rows), scored.maxima_slab);
+    }
+    if (weighed.chunks > 0) {
+      sums_.Open(static_cast<uint32_t>(weighed.rows),
+                 static_cast<uint32_t>(kSlabKeys * weighed.rows));
+    }
+    weights_ = exchange_.Weights(weighed.step.buffer, weighed.first_row);
     written_rows_ = kRepeatLanes;  // there are none yet
     RunRounds(pass);
     while (written_rows_ < summed.num_rows) {
       WriteRows(summed);
     }
     if (weighed.step.has_keys) {
-      AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_MTE3>(kWeightsReady);
+      TellWeights(weighed);
     }
     if (!summed.step.has_keys) {
       WriteZeros(summed.step);
     }
     ClosePass(scored, weighed, stream_.NextSummed());
+  }
+
+  // The weights of a step are there, and what this core read from its buffers of the exchange has
+  // been read. Without rows there is nothing that MTE3 would have waited for.
+  __aicore__ inline void TellWeights(const Share& weighed) {
+    if (weighed.rows > 0) {
+      AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_MTE3>(kWeightsReady);
+    } else {
+      AscendC::CrossCoreSetFlag<kWithinGroup, PIPE_V>(kWeightsReady);
+    }
   }
 
   // ---- scores become weights
@@ -157,9 +174,10 @@ class AttentionSoftmax {
     for (int64_t round = 0; round < pass.rounds; ++round) {
       Barrier();
       if (weighed != kNothing) {
-        ExpScores(stream_.In(weighed), stream_.Held(weighed).lanes);
+        ExpScores(stream_.In(weighed), stream_.Held(weighed).repeats);
       }
       AddLastSlabs(scored, scored_stays, summed);
+      stream_.Refill();
       if (written_rows_ < pass.summed->num_rows) {
         WriteRows(*pass.summed);
       }
@@ -169,7 +187,7 @@ class AttentionSoftmax {
       scored_stays = chunk < stream_.Kept();
       const int32_t next = TakeWeighed(pass, round + 1);
       const int64_t slice = pass.first_slice + round;
-      const bool has_products = 0 <= slice && slice < pass.summed->slices;
+      const bool has_products = IsBelow(slice, pass.slices);
       const int32_t products = has_products ? stream_.Take() : kNothing;
       bool has_inner = false;
       if (weighed != kNothing) {
@@ -194,11 +212,12 @@ class AttentionSoftmax {
     }
     Barrier();
     AddLastSlabs(scored, scored_stays, summed);
+    stream_.Refill();
   }
 
   // The scores of a round for the maxima.
-  __aicore__ inline int32_t TakeScored(const Pass& pass, int64_t index) {
-    if (index < 0 || index >= pass.scored->chunks) {
+  PAGED_INLINE int32_t TakeScored(const Pass& pass, int64_t index) {
+    if (!IsBelow(index, pass.scored_chunks)) {
       return kNothing;
     }
     const int32_t taken = TakeScores(*pass.scored, 1);
@@ -209,8 +228,8 @@ class AttentionSoftmax {
   }
 
   // The scores that become weights in a round.
-  __aicore__ inline int32_t TakeWeighed(const Pass& pass, int64_t round) {
-    if (round >= pass.weighed->chunks) {
+  PAGED_INLINE int32_t TakeWeighed(const Pass& pass, int64_t round) {
+    if (round >= pass.weighed_chunks) {
       return kNothing;
     }
     return round < stream_.Kept() ? KeptOf(0, round) : TakeScores(*pass.weighed, 0);
@@ -218,25 +237,29 @@ class AttentionSoftmax {
 
   // The loaded scores of a chunk with all options, -inf where a row doesn't see a key: of the step
   // that is weighed (0), or of the one after it (1).
-  __aicore__ inline int32_t TakeScores(const Share& share, int64_t ahead) {
+  PAGED_INLINE int32_t TakeScores(const Share& share, int64_t ahead) {
     const int32_t taken = stream_.Take();
-    const HeldChunk& held = stream_.Held(taken);
-    if (has_options_ || held.hides) {
-      const int64_t keys = Smaller(share.chunk_keys, share.last_key - held.first);
-      const ScoreChunk chunk = {stream_.In(taken), keys, share.rows};
-      if (has_options_) {
-        ApplyOptions(chunk, held, AlibiOf(ahead));
-      }
-      if (held.hides) {
-        HideScores(*tiling_, share.seen, chunk, held.first);
-      }
+    if (!stream_.Held(taken).is_plain) {
+      FinishScores(share, taken, ahead);
     }
     return taken;
   }
 
-  __aicore__ inline void Shift(int32_t buffer) {
+  __aicore__ inline void FinishScores(const Share& share, int32_t taken, int64_t ahead) {
+    const HeldChunk& held = stream_.Held(taken);
+    const int64_t keys = Smaller(1 << share.chunk_shift, share.last_key - held.first);
+    const ScoreChunk chunk = {stream_.In(taken), keys, share.rows};
+    if (has_options_) {
+      ApplyOptions(chunk, held, AlibiOf(ahead));
+    }
+    if (held.hides) {
+      HideScores(*tiling_, share.seen, chunk, held.first);
+    }
+  }
+
+  PAGED_INLINE void Shift(int32_t buffer) {
     if (buffer != kNothing) {
-      ShiftScores(stream_.In(buffer), stream_.Held(buffer).lanes, scale_granule_, shift_lanes_);
+      ShiftScores(stream_.In(buffer), stream_.Held(buffer).repeats, scale_granule_, shift_lanes_);
     }
   }
 
@@ -257,7 +280,7 @@ class AttentionSoftmax {
 
   // Ends the round before this one: its chunks are used up, but for scores that stay in UB until
   // they become weights.
-  __aicore__ inline void AddLastSlabs(int32_t scored, bool scored_stays, int32_t summed) {
+  PAGED_INLINE void AddLastSlabs(int32_t scored, bool scored_stays, int32_t summed) {
     if (summed != kNothing) {
       sums_.AddLast(stream_.In(summed));
       stream_.Free(summed);
@@ -270,16 +293,25 @@ class AttentionSoftmax {
     }
   }
 
-  // Writes the weights of the chunk that a round has weighed, in columns of 16 rows: a repeat casts
-  // the rows of a key, each 16 of them into a column, with a granule between two columns so that
-  // they don't come from one bank.
-  __aicore__ inline void StoreWeights(const Share& share, int32_t buffer) {
+  // Writes the weights of the chunk that a round has weighed.
+  PAGED_INLINE void StoreWeights(const Share& share, int32_t buffer) {
     const HeldChunk& chunk = stream_.Held(buffer);
-    const uint32_t first = static_cast<uint32_t>(chunk.span_first);
-    const uint32_t keys = chunk.span_keys;
-    const uint32_t rows = static_cast<uint32_t>(share.rows);
+    if (share.is_half && !chunk.hides) {
+      StoreColumns(share, chunk.first, stream_.In(buffer), kHalfRows, kHalfKeys);
+    } else {
+      const uint32_t rows = static_cast<uint32_t>(share.rows);
+      StoreColumns(share, chunk.first + chunk.span_first,
+                   stream_.In(buffer)[static_cast<uint32_t>(chunk.span_first) * rows], rows,
+                   chunk.span_keys);
+    }
+  }
+
+  // Writes the weights of `keys` keys from key `first` of the piece on, in columns of 16 rows: a
+  // repeat casts the rows of a key, each 16 of them into a column, with a granule between two
+  // columns so that they don't come from one bank.
+  PAGED_INLINE void StoreColumns(const Share& share, int32_t first, const Float& from,
+                                 uint32_t rows, uint32_t keys) {
     const uint32_t pitch = rows > kFractal ? keys + 1 : keys;  // granules of a column
-    const Float from = stream_.In(buffer)[first * rows];
     const AscendC::LocalTensor<T> weights = rows_out_.template AllocTensor<T>();
     if (rows > kFractal) {
       AscendC::Cast(weights, from, AscendC::RoundMode::CAST_RINT, static_cast<uint64_t>(rows),
@@ -293,9 +325,8 @@ class AttentionSoftmax {
     const AscendC::DataCopyParams params(
         static_cast<uint16_t>(rows / kFractal), static_cast<uint16_t>(keys),
         static_cast<uint16_t>(pitch - keys), static_cast<uint16_t>(tiling_->exchange_keys - keys));
-    const AscendC::GlobalTensor<T> to = exchange_.Weights(share.step.buffer, share.first_row);
     rows_out_.template DeQue<T>();
-    AscendC::DataCopy(to[(chunk.first + chunk.span_first) * kFractal], weights, params);
+    AscendC::DataCopy(weights_[first * kFractal], weights, params);
     rows_out_.FreeTensor(weights);
   }
 
@@ -348,7 +379,7 @@ class AttentionSoftmax {
   }
 
   // What belongs to the step that is weighed (0) and to the one after it (1).
-  __aicore__ inline int32_t& KeptOf(int64_t ahead, int64_t index) {
+  PAGED_INLINE int32_t& KeptOf(int64_t ahead, int64_t index) {
     return kept_[parity_ ^ ahead][index];
   }
   __aicore__ inline Alibi& AlibiOf(int64_t ahead) { return alibi_[parity_ ^ ahead]; }
@@ -373,7 +404,7 @@ class AttentionSoftmax {
 
   // ---- products become output
 
-  __aicore__ inline const RowState& TotalOf(const Share& share) const {
+  PAGED_INLINE const RowState& TotalOf(const Share& share) const {
     return totals_[share.step.band];
   }
 
@@ -382,14 +413,14 @@ class AttentionSoftmax {
     const int64_t buffer = share.step.buffer;
     if (!share.step.opens_band) {
       RescaleStage(stage, TotalOf(share), max_[buffer], sum_[buffer], scratch_, share.num_rows,
-                   value_dim_);
+                   ValueDim());
     } else if (stage == 0) {
       CopyLanes(TotalOf(share), max_[buffer], sum_[buffer], share.num_rows);
     }
   }
 
   // Folds the rows of products in a buffer, from `begin` on of the share's.
-  __aicore__ inline void Fold(const Share& share, int64_t begin, int32_t buffer) {
+  PAGED_INLINE void Fold(const Share& share, int64_t begin, int32_t buffer) {
     const Float& products = stream_.In(buffer);
     if (begin == 0 && share.mixes) {
       // The first row tells of all.
@@ -399,16 +430,16 @@ class AttentionSoftmax {
       return;
     }
     const int64_t rows = Smaller(stream_.SliceRows(), share.num_rows - begin);
-    const Float acc = TotalOf(share).acc[begin * value_dim_];
+    const Float acc = TotalOf(share).acc[begin * ValueDim()];
     if (share.step.opens_band) {
-      AscendC::Adds(acc, products, 0.0f, static_cast<int32_t>(rows * value_dim_));
+      AscendC::Adds(acc, products, 0.0f, static_cast<int32_t>(rows * ValueDim()));
     } else {
-      AddScaledRows(acc, products, scratch_.factor[begin * kGranule], rows, value_dim_);
+      AddScaledRows(acc, products, scratch_.factor[begin * kGranule], rows, ValueDim());
     }
   }
 
   // Lets go of products that are folded, and ends the band with its last ones.
-  __aicore__ inline void Close(const Share& share, int64_t begin, int32_t buffer) {
+  PAGED_INLINE void Close(const Share& share, int64_t begin, int32_t buffer) {
     if (tiling_->split != 0) {
       StoreStates(share, begin, buffer);
     }
@@ -439,7 +470,7 @@ class AttentionSoftmax {
   __aicore__ inline void WriteZeros(const PieceStep& step) {
     if (step.unit.num_rows > 0 && tiling_->split == 0) {
       const RowState& total = totals_[step.band];
-      Clear(total, step.unit.num_rows, value_dim_);
+      Clear(total, step.unit.num_rows, ValueDim());
       row_output_.Write(step.unit, total, scratch_);
     }
   }
@@ -458,7 +489,6 @@ class AttentionSoftmax {
   static constexpr int32_t kNothing = -1;  // in place of a buffer
 
   const AttentionTilingData* tiling_;
-  int64_t value_dim_;
   int64_t most_rows_;  // of this core's share
   float late_scale_;
   bool has_options_;  // that change scores before their maxima
@@ -468,9 +498,10 @@ class AttentionSoftmax {
   Finiteness finiteness_;
   Alibi alibi_[2];
   RowOutput<T, PartRing<T>> row_output_;
-  PieceStates piece_states_;
+  PieceStates<kWidth> piece_states_;
 
-  PartRing<T> rows_out_;  // weights, and rows of output
+  PartRing<T> rows_out_;              // weights, and rows of output
+  AscendC::GlobalTensor<T> weights_;  // of the share that is weighed
   Float lanes_;
   Float max_[kExchangeBuffers];  // of the pieces in flight, a lane per row
   Float sum_[kExchangeBuffers];
@@ -481,7 +512,41 @@ class AttentionSoftmax {
   int64_t written_rows_;  // of the band that has ended in this pass
   KeyFold<TakeLarger> maxima_;
   KeyFold<TakeSum> sums_;
-  int32_t kept_[2][kMostChunkBuffers];
+  int32_t kept_[2][8];  // at most kMostChunkBuffers - 2
   RowState totals_[kMostBands];
   RowScratch scratch_;
+};
+
+// A vector core's half, for all widths.
+template <typename T>
+class AttentionSoftmax {
+ public:
+  __aicore__ inline void Init(const AttentionTensors& tensors, const AttentionTilingData& tiling,
+                              AscendC::TPipe* pipe) {
+    tensors_ = &tensors;
+    tiling_ = &tiling;
+    pipe_ = pipe;
+  }
+
+  __aicore__ inline void Process() {
+    if (tiling_->value.head_dim == kUsualWidth) {
+      Run<kUsualWidth>();
+    } else {
+      Run<0>();
+    }
+  }
+
+ private:
+  static constexpr int64_t kUsualWidth = 128;
+
+  template <int64_t kWidth>
+  __aicore__ inline void Run() {
+    SoftmaxHalf<T, kWidth> half;
+    half.Init(*tensors_, *tiling_, pipe_);
+    half.Process();
+  }
+
+  const AttentionTensors* tensors_;
+  const AttentionTilingData* tiling_;
+  AscendC::TPipe* pipe_;
 };

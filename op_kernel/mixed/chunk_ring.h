@@ -4,6 +4,7 @@
 
 #include "attention_tiling_data.h"
 #include "common/lanes.h"
+#include "common/scalar.h"
 #include "kernel_operator.h"
 
 class ChunkRing {
@@ -40,31 +41,31 @@ class ChunkRing {
     }
   }
 
-  __aicore__ inline bool HasIdle() const { return next_idle_ != last_idle_; }
+  PAGED_INLINE bool HasIdle() const { return next_idle_ != last_idle_; }
 
-  __aicore__ inline const Float& At(int32_t buffer) const { return buffers_[buffer]; }
+  PAGED_INLINE const Float& At(int32_t buffer) const { return buffers_[buffer]; }
 
   // A free buffer, which MTE2 may write from here on.
-  __aicore__ inline int32_t Begin() {
+  PAGED_INLINE int32_t Begin() {
     const int32_t buffer = idle_[next_idle_++ % kPlaces];
     AscendC::WaitFlag<AscendC::HardEvent::V_MTE2>(freed_[buffer]);
     return buffer;
   }
 
   // What was begun is on its way.
-  __aicore__ inline void End(int32_t buffer) {
+  PAGED_INLINE void End(int32_t buffer) {
     AscendC::SetFlag<AscendC::HardEvent::MTE2_V>(filled_[buffer]);
     full_[last_full_++ % kPlaces] = buffer;
   }
 
   // The next buffer that is full.
-  __aicore__ inline int32_t Take() {
+  PAGED_INLINE int32_t Take() {
     const int32_t buffer = full_[next_full_++ % kPlaces];
     AscendC::WaitFlag<AscendC::HardEvent::MTE2_V>(filled_[buffer]);
     return buffer;
   }
 
-  __aicore__ inline void Free(int32_t buffer) {
+  PAGED_INLINE void Free(int32_t buffer) {
     AscendC::SetFlag<AscendC::HardEvent::V_MTE2>(freed_[buffer]);
     idle_[last_idle_++ % kPlaces] = buffer;
   }

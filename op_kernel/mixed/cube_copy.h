@@ -43,9 +43,9 @@ __aicore__ inline bool RowsAreNear(int64_t width, int64_t stride) {
 // Copies `matrices` of `rows` rows of `width` elements, all `stride` elements apart in GM, to a row
 // of fractals each.
 template <typename T>
-__aicore__ inline void CopyMatricesToL1(const AscendC::LocalTensor<T>& to,
-                                        const AscendC::GlobalTensor<T>& from, int64_t matrices,
-                                        int64_t rows, int64_t width, int64_t stride) {
+PAGED_INLINE void CopyMatricesToL1(const AscendC::LocalTensor<T>& to,
+                                   const AscendC::GlobalTensor<T>& from, int64_t matrices,
+                                   int64_t rows, int64_t width, int64_t stride) {
   const AscendC::Nd2NzParams params(
       static_cast<uint16_t>(matrices), static_cast<uint16_t>(rows), static_cast<uint16_t>(width),
       static_cast<uint16_t>(matrices > 1 ? kFractal * stride : 0), static_cast<uint16_t>(stride),
@@ -131,8 +131,8 @@ __aicore__ inline void CopyTileToL1(const AscendC::LocalTensor<T>& to,
 // Loads `count` fractals that lie one after the other; with `transposed` each is transposed on the
 // way.
 template <bool transposed, typename T>
-__aicore__ inline void LoadFractals(const AscendC::LocalTensor<T>& to,
-                                    const AscendC::LocalTensor<T>& from, uint32_t count) {
+PAGED_INLINE void LoadFractals(const AscendC::LocalTensor<T>& to,
+                               const AscendC::LocalTensor<T>& from, uint32_t count) {
   const AscendC::LoadData2DParams params(0, static_cast<uint8_t>(count), 1, 0, 0, transposed, 0);
   AscendC::LoadData(to, from, params);
 }
@@ -141,9 +141,8 @@ __aicore__ inline void LoadFractals(const AscendC::LocalTensor<T>& to,
 // fractals by row, and so they are loaded: as the left factor, or transposed as the right factor of
 // a sum over the rows.
 template <bool transposed, typename T>
-__aicore__ inline void LoadRows(const AscendC::LocalTensor<T>& to,
-                                const AscendC::LocalTensor<T>& from, uint32_t rows, uint32_t width,
-                                uint32_t column, uint32_t columns) {
+PAGED_INLINE void LoadRows(const AscendC::LocalTensor<T>& to, const AscendC::LocalTensor<T>& from,
+                           uint32_t rows, uint32_t width, uint32_t column, uint32_t columns) {
   if (columns == width) {
     LoadFractals<transposed>(to, from, rows * columns / kFractalSize);
     return;
@@ -158,9 +157,9 @@ __aicore__ inline void LoadRows(const AscendC::LocalTensor<T>& to,
 // they are loaded: as the right factor of a product with the rows, or transposed as the left factor
 // of which they are the columns.
 template <bool transposed, typename T>
-__aicore__ inline void LoadColumns(const AscendC::LocalTensor<T>& to,
-                                   const AscendC::LocalTensor<T>& from, uint32_t rows,
-                                   uint32_t width, uint32_t pitch) {
+PAGED_INLINE void LoadColumns(const AscendC::LocalTensor<T>& to,
+                              const AscendC::LocalTensor<T>& from, uint32_t rows, uint32_t width,
+                              uint32_t pitch) {
   if (rows == pitch) {
     LoadFractals<transposed>(to, from, rows * width / kFractalSize);
     return;

@@ -8,7 +8,6 @@
 #include "common/scalar.h"
 #include "kernel_operator.h"
 #include "mixed/piece_steps.h"
-#include "mixed/ring.h"
 
 constexpr uint32_t kL0cElements = 8 * 1024;  // float32: a quarter of L0C
 
@@ -29,18 +28,43 @@ class CubeSums {
     sums_ = NewBuffer<float, AscendC::TPosition::CO1>(pipe, 2 * kL0cElements);
   }
 
-  __aicore__ inline void Open() { ring_.Open(); }
-  __aicore__ inline void Close() { ring_.Close(); }
+  __aicore__ inline void Open() {
+    AscendC::SetFlag<AscendC::HardEvent::FIX_M>(first);
+    AscendC::SetFlag<AscendC::HardEvent::FIX_M>(first + 1);
+    next_ = 0;
+  }
+  // Every set flag has its wait.
+  __aicore__ inline void Close() const {
+    AscendC::WaitFlag<AscendC::HardEvent::FIX_M>(first);
+    AscendC::WaitFlag<AscendC::HardEvent::FIX_M>(first + 1);
+  }
 
-  // Takes a buffer for a half, 0 or 1, until it is complete (End) and stored (Use, Used).
-  __aicore__ inline void Begin(uint32_t half) { buffers_[half] = ring_.Begin(); }
-  __aicore__ inline Float Half(uint32_t half) const { return sums_[buffers_[half] * kL0cElements]; }
-  __aicore__ inline void End(uint32_t half) const { ring_.Filled(buffers_[half]); }
-  __aicore__ inline void Use(uint32_t half) const { ring_.Use(buffers_[half]); }
-  __aicore__ inline void Used(uint32_t half) const { ring_.Used(buffers_[half]); }
+  // Begins a product of one half or two and says which buffer its first half has; the second one
+  // has the other. A buffer is taken (Begin) until it is complete (End) and stored (Use, Used).
+  PAGED_INLINE uint32_t Open(bool has_two) {
+    const uint32_t buffer = next_;
+    next_ = has_two ? buffer : buffer ^ 1;
+    return buffer;
+  }
+  PAGED_INLINE void Begin(uint32_t buffer) const {
+    AscendC::WaitFlag<AscendC::HardEvent::FIX_M>(EventOf(buffer));
+  }
+  PAGED_INLINE Float At(uint32_t buffer) const { return sums_[buffer * kL0cElements]; }
+  PAGED_INLINE void End(uint32_t buffer) const {
+    AscendC::SetFlag<AscendC::HardEvent::M_FIX>(EventOf(buffer));
+  }
+  PAGED_INLINE void Use(uint32_t buffer) const {
+    AscendC::WaitFlag<AscendC::HardEvent::M_FIX>(EventOf(buffer));
+  }
+  PAGED_INLINE void Used(uint32_t buffer) const {
+    AscendC::SetFlag<AscendC::HardEvent::FIX_M>(EventOf(buffer));
+  }
 
  private:
-  Ring<AscendC::HardEvent::M_FIX, AscendC::HardEvent::FIX_M, first, 2> ring_;
+  PAGED_INLINE static int32_t EventOf(uint32_t buffer) {
+    return first + static_cast<int32_t>(buffer);
+  }
+
   Float sums_;
-  uint32_t buffers_[2];
+  uint32_t next_;
 };

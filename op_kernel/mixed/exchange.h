@@ -65,6 +65,9 @@ class Exchange {
     verdicts_.SetGlobalBuffer((__gm__ float*)at, kVerdicts);
   }
 
+  // The first pair of a row and a key in a buffer.
+  __aicore__ inline int64_t PairsAt(int64_t buffer) const { return buffer * pairs_; }
+
   __aicore__ inline AscendC::GlobalTensor<float> Scores(int64_t buffer) const {
     return scores_[buffer * pairs_];
   }

@@ -30,8 +30,11 @@ __aicore__ inline Visibility VisibilityOf(const AttentionTilingData& tiling, con
           row.head - unit.kv_head * tiling.heads_per_kv_head};
 }
 
+// Further than any row.
+constexpr int64_t kNoRow = int64_t{1} << 62;
+
 // Bits [0, n) of 64.
-__aicore__ inline uint64_t BitsBelow(int64_t n) {
+PAGED_INLINE uint64_t BitsBelow(int64_t n) {
   return n <= 0 ? 0 : n >= 64 ? ~0ULL : (1ULL << n) - 1;
 }
 
@@ -42,18 +45,21 @@ __aicore__ inline void HideKeys(const AttentionTilingData& tiling, const Visibil
                                 int64_t origin) {
   const int64_t heads = tiling.heads_per_kv_head;
   const uint64_t lanes = BitsBelow(chunk.rows);
-  // Under the causal mask the rows before this one come too early for the key; those from this one
-  // plus the window's on come too late.
-  int64_t row = (origin + first - seen.position) * heads - seen.head;
-  for (int64_t k = first; k < last; ++k, row += heads) {
-    uint64_t mask[2] = {0, 0};
-    if (tiling.causal != 0) {
-      mask[0] = BitsBelow(row);
+  const int64_t row = (origin + first - seen.position) * heads - seen.head;
+  if (tiling.sliding_window == 0) {
+    // Rows see keys up to their own: some of the chunk's, and not all of them, come too early.
+    for (int64_t k = first, early = row; k < last; ++k, early += heads) {
+      uint64_t mask[2] = {((1ULL << early) - 1) & lanes, 0};
+      AscendC::Duplicate(chunk.scores[k * chunk.rows], kMinusInf, mask, 1, 1, kGranule);
     }
-    if (tiling.sliding_window > 0) {
-      mask[0] |= ~BitsBelow(row + tiling.sliding_window * heads);
-    }
-    mask[0] &= lanes;
+    return;
+  }
+  // Under the causal mask the rows before this one come too early for the key.
+  int64_t early = tiling.causal != 0 ? row : -kNoRow;
+  // Those from this one on come too late.
+  int64_t late = row + tiling.sliding_window * heads;
+  for (int64_t k = first; k < last; ++k, early += heads, late += heads) {
+    uint64_t mask[2] = {(BitsBelow(early) | ~BitsBelow(late)) & lanes, 0};
     if (mask[0] != 0) {
       AscendC::Duplicate(chunk.scores[k * chunk.rows], kMinusInf, mask, 1, 1, kGranule);
     }

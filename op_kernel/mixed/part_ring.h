@@ -4,6 +4,7 @@
 
 #include "attention_tiling_data.h"
 #include "common/lanes.h"
+#include "common/scalar.h"
 #include "kernel_operator.h"
 
 template <typename T>
@@ -23,6 +24,7 @@ class PartRing {
       AscendC::SetFlag<AscendC::HardEvent::MTE3_V>(freed_[i]);
     }
     part_ = 0;
+    at_ = 0;
   }
 
   __aicore__ inline void Close() {
@@ -35,35 +37,37 @@ class PartRing {
 
   // The next buffer, which the vector unit may write from here on.
   template <typename U>
-  __aicore__ inline AscendC::LocalTensor<U> AllocTensor() const {
+  PAGED_INLINE AscendC::LocalTensor<U> AllocTensor() const {
     AscendC::WaitFlag<AscendC::HardEvent::MTE3_V>(freed_[part_]);
     return Part();
   }
 
   // It is full, and MTE3 may read it.
-  __aicore__ inline void EnQue(const AscendC::LocalTensor<T>&) const {
+  PAGED_INLINE void EnQue(const AscendC::LocalTensor<T>&) const {
     AscendC::SetFlag<AscendC::HardEvent::V_MTE3>(filled_[part_]);
   }
   template <typename U>
-  __aicore__ inline AscendC::LocalTensor<U> DeQue() const {
+  PAGED_INLINE AscendC::LocalTensor<U> DeQue() const {
     AscendC::WaitFlag<AscendC::HardEvent::V_MTE3>(filled_[part_]);
     return Part();
   }
 
-  __aicore__ inline void FreeTensor(const AscendC::LocalTensor<T>&) {
+  PAGED_INLINE void FreeTensor(const AscendC::LocalTensor<T>&) {
     AscendC::SetFlag<AscendC::HardEvent::MTE3_V>(freed_[part_]);
     part_ ^= 1;
+    at_ = size_ - at_;
   }
 
  private:
   static_assert(kPartBuffers == 2, "they take turns");
 
-  __aicore__ inline AscendC::LocalTensor<T> Part() const { return parts_[part_ * size_]; }
+  PAGED_INLINE AscendC::LocalTensor<T> Part() const { return parts_[at_]; }
 
   AscendC::TPipe* pipe_;
   AscendC::LocalTensor<T> parts_;
   uint32_t size_;
   uint32_t part_;  // the one in use
+  uint32_t at_;    // where it begins
   AscendC::TEventID filled_[kPartBuffers];
   AscendC::TEventID freed_[kPartBuffers];
 };

@@ -19,24 +19,23 @@ constexpr int64_t kFractalSize = kFractal * kFractal;
 
 // Whole fractals around some keys.
 __aicore__ inline Range SpanOf(const Range& seen) {
-  return {seen.first / kFractal * kFractal, RoundUp(seen.last, kFractal)};
+  return {seen.first & -kFractal, (seen.last + kFractal - 1) & -kFractal};
 }
 
 struct PieceStep {
   Unit unit;        // a band of it
   int64_t band;     // which one
   int64_t begin;    // the piece's first key
-  Range seen;       // of the piece, that some row of the band sees; empty for a band without keys
-  Range span;       // whole fractals around them
+  Range span;       // of the piece: whole fractals around the keys that some row of the band sees
   Range unit_seen;  // of the piece, that some row of the unit sees
-  Range unit_span;
-  int64_t pitch;   // RowPitch of the band's rows
-  int64_t buffer;  // of the exchange: steps with keys take them in turn
+  int64_t pitch;    // RowPitch of the band's rows
+  int64_t buffer;   // of the exchange: steps with keys take them in turn
   bool has_keys;
   bool opens_piece;  // the unit's first step in the piece
   bool opens_band;
   bool closes_band;
   bool shares_piece;  // the unit has several bands
+  bool is_odd;        // so is the unit's number among those of the group
 };
 
 class PieceSteps {
@@ -50,7 +49,8 @@ class PieceSteps {
     tiling_ = &tiling;
     units_.Init(tiling, sequences, group, num_groups);
     by_token_ = by_token;
-    dealt_.num_rows = 0;
+    is_odd_ = true;
+    num_rows_ = 0;
     rows_done_ = 0;
     num_bands_ = 0;
     band_ = 0;
@@ -62,7 +62,8 @@ class PieceSteps {
   __aicore__ inline bool Next(PieceStep& step) {
     while (true) {
       while (band_ < num_bands_) {
-        if (OpensStep(step, band_++)) {
+        const int64_t band = band_++;
+        if (OpensStep(step, bands_[band], band)) {
           return true;
         }
       }
@@ -77,30 +78,38 @@ class PieceSteps {
   }
 
  private:
+  struct Band {
+    int64_t row_begin;
+    int64_t num_rows;
+    Range keys;
+    int64_t pitch;
+    bool is_empty;  // without keys
+    bool is_opened;
+  };
+
   // A band has a step in each piece of which it sees a key; one without keys has a step, too.
-  __aicore__ inline bool OpensStep(PieceStep& step, int64_t band) {
-    const Unit& unit = bands_[band];
-    const Range seen = Within(unit.keys, begin_, kPiece);
+  PAGED_INLINE bool OpensStep(PieceStep& step, Band& band, int64_t index) {
+    const Range seen = num_bands_ == 1 ? unit_seen_ : Within(band.keys, begin_, kPiece);
     step.has_keys = seen.first < seen.last;
-    const bool is_empty = unit.keys.first >= unit.keys.last;
-    if (!step.has_keys && !(is_empty && !is_opened_[band])) {
+    if (!step.has_keys && !(band.is_empty && !band.is_opened)) {
       return false;
     }
-    step.unit = unit;
-    step.unit.piece = begin_ / kPiece;
-    step.band = band;
+    const Unit& unit = units_.Current();
+    const int64_t piece = static_cast<int64_t>(static_cast<uint64_t>(begin_) / kPiece);
+    step.unit = {unit.sequence, unit.index, unit.kv_head, band.row_begin,
+                 band.num_rows, piece,      band.keys};
+    step.band = index;
     step.begin = begin_;
-    step.seen = seen;
     step.span = SpanOf(seen);
     step.unit_seen = unit_seen_;
-    step.unit_span = SpanOf(unit_seen_);
-    step.pitch = RowPitch(unit.num_rows);
+    step.pitch = band.pitch;
     step.buffer = buffer_;
     step.opens_piece = !has_step_;
-    step.opens_band = !is_opened_[band];
-    step.closes_band = is_empty || unit.keys.last <= begin_ + kPiece;
+    step.opens_band = !band.is_opened;
+    step.closes_band = band.is_empty || band.keys.last <= begin_ + kPiece;
     step.shares_piece = num_bands_ > 1;
-    is_opened_[band] = true;
+    step.is_odd = is_odd_;
+    band.is_opened = true;
     if (step.has_keys) {
       has_step_ = true;
       buffer_ = buffer_ + 1 == kExchangeBuffers ? 0 : buffer_ + 1;
@@ -109,51 +118,60 @@ class PieceSteps {
   }
 
   __aicore__ inline bool OpenUnit() {
-    if (rows_done_ == dealt_.num_rows) {
-      if (!units_.Next(dealt_)) {
+    if (rows_done_ == num_rows_) {
+      if (!units_.Next()) {
         num_bands_ = 0;
         return false;
       }
+      num_rows_ = units_.Current().num_rows;
       rows_done_ = 0;
+      is_odd_ = !is_odd_;
     }
-    seen_by_unit_ = dealt_.keys;
+    const Unit& dealt = units_.Current();
+    seen_by_unit_ = dealt.keys;
     if (by_token_) {
-      OpenBand(0, RowsOfToken(*tiling_, dealt_, rows_done_));
+      OpenBand(0, RowsOfToken(*tiling_, dealt, rows_done_));
       seen_by_unit_ = bands_[0].keys;
       num_bands_ = 1;
     } else {
       num_bands_ = 0;
-      while (rows_done_ < dealt_.num_rows) {
-        OpenBand(num_bands_++, Smaller(tiling_->max_rows, dealt_.num_rows - rows_done_));
+      while (rows_done_ < num_rows_) {
+        OpenBand(num_bands_++, Smaller(tiling_->max_rows, num_rows_ - rows_done_));
       }
     }
-    begin_ = seen_by_unit_.first / kPiece * kPiece;
+    begin_ = seen_by_unit_.first & -kPiece;
     end_ = seen_by_unit_.last;
     return true;
   }
 
   // The next `rows` rows of the unit that was dealt.
-  __aicore__ inline void OpenBand(int64_t band, int64_t rows) {
-    Unit& unit = bands_[band];
-    unit = dealt_;
-    is_opened_[band] = false;
-    unit.row_begin += rows_done_;
-    unit.num_rows = rows;
+  PAGED_INLINE void OpenBand(int64_t index, int64_t rows) {
+    const Unit& dealt = units_.Current();
+    Band& band = bands_[index];
+    band.row_begin = dealt.row_begin + rows_done_;
+    band.num_rows = rows;
+    band.keys = dealt.keys;
+    band.pitch = RowPitch(rows);
+    band.is_opened = false;
     rows_done_ += rows;
-    if (rows < dealt_.num_rows) {
+    if (rows < num_rows_) {
+      Unit unit = dealt;
+      unit.row_begin = band.row_begin;
+      unit.num_rows = rows;
       const Range keys = KeysOfUnit(*tiling_, unit);
-      unit.keys.first = Clamp(keys.first, dealt_.keys.first, dealt_.keys.last);
-      unit.keys.last = Clamp(keys.last, unit.keys.first, dealt_.keys.last);
+      band.keys.first = Clamp(keys.first, dealt.keys.first, dealt.keys.last);
+      band.keys.last = Clamp(keys.last, band.keys.first, dealt.keys.last);
     }
+    band.is_empty = band.keys.first >= band.keys.last;
   }
 
   const AttentionTilingData* tiling_;
   WorkUnits units_;
   bool by_token_;
-  Unit dealt_;         // as it was dealt
-  int64_t rows_done_;  // of it
-  Unit bands_[kMostBands];
-  bool is_opened_[kMostBands];
+  bool is_odd_;
+  int64_t num_rows_;   // of the unit that was dealt
+  int64_t rows_done_;  // of them
+  Band bands_[kMostBands];
   Range seen_by_unit_;
   int64_t num_bands_;
   int64_t band_;   // the next one of the piece

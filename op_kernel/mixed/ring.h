@@ -2,6 +2,7 @@
 // an earlier one.
 #pragma once
 
+#include "common/scalar.h"
 #include "kernel_operator.h"
 
 // `count` buffers, filled in turn; `filled` goes from the filling to the using pipe, `freed` back.
@@ -18,7 +19,7 @@ class Ring {
   }
 
   // The next buffer, which the filling pipe may write from here on.
-  __aicore__ inline uint32_t Begin() {
+  PAGED_INLINE uint32_t Begin() {
     const uint32_t buffer = next_;
     next_ = (buffer + 1) & (count - 1);
     AscendC::WaitFlag<freed>(first + static_cast<int32_t>(buffer));
@@ -26,16 +27,16 @@ class Ring {
   }
 
   // What the filling pipe has done so far is all of it.
-  __aicore__ inline void Filled(uint32_t buffer) const {
+  PAGED_INLINE void Filled(uint32_t buffer) const {
     AscendC::SetFlag<filled>(first + static_cast<int32_t>(buffer));
   }
 
   // The using pipe may read it from here on.
-  __aicore__ inline void Use(uint32_t buffer) const {
+  PAGED_INLINE void Use(uint32_t buffer) const {
     AscendC::WaitFlag<filled>(first + static_cast<int32_t>(buffer));
   }
 
-  __aicore__ inline void Used(uint32_t buffer) const {
+  PAGED_INLINE void Used(uint32_t buffer) const {
     AscendC::SetFlag<freed>(first + static_cast<int32_t>(buffer));
   }
 

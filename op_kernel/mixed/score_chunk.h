@@ -9,6 +9,7 @@
 
 #include "attention_tiling_data.h"
 #include "common/lanes.h"
+#include "common/scalar.h"
 #include "kernel_operator.h"
 
 constexpr int64_t kSlabKeys = 32;
@@ -32,26 +33,27 @@ __aicore__ inline void SetKeys(const ScoreChunk& chunk, int64_t first, int64_t l
   }
 }
 
-// What a fold does with two vectors: of whole repeats, or of some lanes.
+// What a fold does with two vectors, of whole repeats or of some lanes, and what changes nothing:
+// weights aren't negative, so 0 is added to none of them that would become another one.
 struct TakeLarger {
-  __aicore__ static inline void Apply(const Float& to, const Float& a, const Float& b,
-                                      uint8_t repeats) {
+  static constexpr float kNothing = kMinusInf;
+  PAGED_INLINE static void Apply(const Float& to, const Float& a, const Float& b, uint8_t repeats) {
     AscendC::Max(to, a, b, static_cast<uint64_t>(kRepeatLanes), repeats,
                  AscendC::BinaryRepeatParams(1, 1, 1, kGranule, kGranule, kGranule));
   }
-  __aicore__ static inline void ApplyLanes(const Float& to, const Float& a, const Float& b,
-                                           int32_t lanes) {
+  PAGED_INLINE static void ApplyLanes(const Float& to, const Float& a, const Float& b,
+                                      int32_t lanes) {
     AscendC::Max(to, a, b, lanes);
   }
 };
 struct TakeSum {
-  __aicore__ static inline void Apply(const Float& to, const Float& a, const Float& b,
-                                      uint8_t repeats) {
+  static constexpr float kNothing = 0.0f;
+  PAGED_INLINE static void Apply(const Float& to, const Float& a, const Float& b, uint8_t repeats) {
     AscendC::Add(to, a, b, static_cast<uint64_t>(kRepeatLanes), repeats,
                  AscendC::BinaryRepeatParams(1, 1, 1, kGranule, kGranule, kGranule));
   }
-  __aicore__ static inline void ApplyLanes(const Float& to, const Float& a, const Float& b,
-                                           int32_t lanes) {
+  PAGED_INLINE static void ApplyLanes(const Float& to, const Float& a, const Float& b,
+                                      int32_t lanes) {
     AscendC::Add(to, a, b, lanes);
   }
 };
@@ -66,79 +68,69 @@ template <typename Take>
 class KeyFold {
  public:
   // `lanes` has room for the lanes of a slab.
-  __aicore__ inline void Init(const Float& lanes) { lanes_ = lanes; }
+  PAGED_INLINE void Init(const Float& lanes) { lanes_ = lanes; }
 
   // For chunks of `rows` rows, in slabs of `slab` lanes: whole repeats, a power of two, at most
   // half of a chunk.
-  __aicore__ inline void Open(uint32_t rows, uint32_t slab) {
+  PAGED_INLINE void Open(uint32_t rows, uint32_t slab) {
     rows_ = rows;
     slab_ = slab;
+    repeats_ = static_cast<uint8_t>(slab / kRepeatLanes);
     left_ = slab;
-    is_empty_ = true;
+    AscendC::Duplicate(lanes_, Take::kNothing, static_cast<uint64_t>(kRepeatLanes), repeats_, 1,
+                       kGranule);
   }
 
   // A chunk's slabs go in one after the other: the first one, some inner ones, the last one.
   // Whether inner ones come next.
-  __aicore__ inline bool AddFirst(const Float& scores, uint32_t lanes) {
+  PAGED_INLINE bool AddFirst(const Float& scores, uint32_t lanes) {
     last_first_ = lanes - slab_;
     next_first_ = slab_;
-    if (!is_empty_) {
-      Take::Apply(lanes_, lanes_, scores, Repeats());
-    }
+    AddSlab(scores, 0);
     return HasInner();
   }
-  __aicore__ inline bool HasInner() const { return next_first_ < last_first_; }
-  __aicore__ inline bool AddInner(const Float& scores) {
+  PAGED_INLINE bool HasInner() const { return next_first_ < last_first_; }
+  PAGED_INLINE bool AddInner(const Float& scores) {
     AddSlab(scores, next_first_);
     next_first_ += slab_;
     return HasInner();
   }
-  __aicore__ inline void AddLast(const Float& scores) { AddSlab(scores, last_first_); }
+  PAGED_INLINE void AddLast(const Float& scores) { AddSlab(scores, last_first_); }
 
   // Halves what is left, down to a lane for each row.
-  __aicore__ inline bool IsFolded() const { return left_ <= rows_; }
-  __aicore__ inline void Halve() {
+  PAGED_INLINE bool IsFolded() const { return left_ <= rows_; }
+  PAGED_INLINE void Halve() {
     left_ /= 2;
     Take::ApplyLanes(lanes_, lanes_, lanes_[left_], static_cast<int32_t>(left_));
   }
 
-  __aicore__ inline const Float& Lanes() const { return lanes_; }
+  PAGED_INLINE const Float& Lanes() const { return lanes_; }
 
  private:
-  __aicore__ inline uint8_t Repeats() const { return static_cast<uint8_t>(slab_ / kRepeatLanes); }
-
-  // Folds the slab that begins with lane `first` in, not a chunk's first one. The first two of all
-  // go together.
-  __aicore__ inline void AddSlab(const Float& scores, uint32_t first) {
-    if (is_empty_) {
-      Take::Apply(lanes_, scores, scores[first], Repeats());
-      is_empty_ = false;
-    } else {
-      Take::Apply(lanes_, lanes_, scores[first], Repeats());
-    }
+  // Folds the slab that begins with lane `first` in.
+  PAGED_INLINE void AddSlab(const Float& scores, uint32_t first) {
+    Take::Apply(lanes_, lanes_, scores[first], repeats_);
   }
 
   Float lanes_;
   uint32_t rows_;
   uint32_t slab_;        // lanes
+  uint8_t repeats_;      // of a slab
   uint32_t left_;        // lanes
   uint32_t next_first_;  // of the chunk's slabs, the next inner one
   uint32_t last_first_;  // and the last one
-  bool is_empty_;
 };
 
-// scores[k][r] = scores[k][r] * factor + shift[r], with factor over a granule and shift repeated
-// over 64 lanes.
-__aicore__ inline void ShiftScores(const Float& scores, uint32_t lanes, const Float& factor,
-                                   const Float& shift) {
-  AscendC::FusedMulAdd(scores, factor, shift, static_cast<uint64_t>(kRepeatLanes),
-                       static_cast<uint8_t>(lanes / kRepeatLanes),
+// In whole repeats: scores[k][r] = scores[k][r] * factor + shift[r], with factor over a granule and
+// shift repeated over 64 lanes.
+PAGED_INLINE void ShiftScores(const Float& scores, uint8_t repeats, const Float& factor,
+                              const Float& shift) {
+  AscendC::FusedMulAdd(scores, factor, shift, static_cast<uint64_t>(kRepeatLanes), repeats,
                        AscendC::BinaryRepeatParams(1, 0, 1, kGranule, 0, 0));
 }
 
-// scores = e^scores
-__aicore__ inline void ExpScores(const Float& scores, uint32_t lanes) {
-  AscendC::Exp(scores, scores, static_cast<uint64_t>(kRepeatLanes),
-               static_cast<uint8_t>(lanes / kRepeatLanes),
+// scores = e^scores, in whole repeats
+PAGED_INLINE void ExpScores(const Float& scores, uint8_t repeats) {
+  AscendC::Exp(scores, scores, static_cast<uint64_t>(kRepeatLanes), repeats,
                AscendC::UnaryRepeatParams(1, 1, kGranule, kGranule));
 }

@@ -36,26 +36,32 @@ struct Share {
   int64_t slices;     // of its products
   Visibility seen;
   // Of the chunks.
-  int32_t chunk_keys;
+  uint32_t chunk_shift;  // a whole one has 2^chunk_shift keys
   int32_t first_key;     // of the piece, where the first one begins: a multiple of kSlabPair
   int32_t last_key;      // where the last one ends
   uint32_t plain_first;  // chunks that come in whole, all keys of which all rows see
   uint32_t num_plain;
   uint32_t maxima_slab;
-  // How whole chunks come in: from where, and how far it is to the next one.
-  AscendC::GlobalTensor<float> scores;
-  int64_t apart;
-  AscendC::DataCopyParams whole;
+  AscendC::GlobalTensor<float> scores;  // of the first chunk's first key
+  int64_t apart;                        // from one chunk's to the next one's
+  bool is_half;                         // of a band as wide as there is: 64 of 128 rows
 };
+
+// Rows of such a band, and keys of a chunk of it: most chunks of a long prefill are of these.
+constexpr uint32_t kHalfRows = 64;
+constexpr uint32_t kHalfKeys = 64;
+static_assert(kHalfRows * kHalfKeys == kChunkScores && kHalfKeys == kSlabPair, "one chunk");
 
 // The scores in a buffer: some keys of a share.
 struct HeldChunk {
-  int32_t first;   // key of the piece, a multiple of kSlabPair
-  uint32_t lanes;  // scores of whole slabs, in pairs
+  int32_t first;    // key of the piece, a multiple of kSlabPair
+  uint32_t lanes;   // scores of whole slabs, in pairs
+  uint8_t repeats;  // of these
   // Keys with scores, from so many after `first` on.
   int32_t span_first;
   uint32_t span_keys;
-  bool hides;  // some row doesn't see some key
+  bool hides;     // some row doesn't see some key
+  bool is_plain;  // no row hides, and no option changes scores
 };
 
 // The shares that a pass works on, and its rounds.
@@ -64,6 +70,9 @@ struct Pass {
   const Share* weighed;  // whose scores become weights
   const Share* summed;   // whose products are folded
   int64_t rounds;
+  int64_t scored_chunks;
+  int64_t weighed_chunks;
+  int64_t slices;
   int64_t last_chunk;   // the chunk of maxima of round 0, if there are so many
   int64_t first_slice;  // of round 0: in the first rounds there may be none
 };
@@ -72,15 +81,19 @@ template <typename T>
 class ShareStream {
  public:
   __aicore__ inline void Init(const AttentionTilingData& tiling, const Sequences& sequences,
-                              const Exchange<T>& exchange, int64_t group, AscendC::TPipe* pipe) {
+                              const Exchange<T>& exchange, int64_t group, bool has_options,
+                              AscendC::TPipe* pipe) {
     tiling_ = &tiling;
     sequences_ = &sequences;
     exchange_ = &exchange;
     group_ = group;
+    has_options_ = has_options;
     width_ = tiling.value.head_dim;
     slice_rows_ = kGranule;
+    slice_shift_ = 3;
     while (2 * slice_rows_ * width_ <= kChunkScores && slice_rows_ < kRepeatLanes) {
       slice_rows_ *= 2;
+      ++slice_shift_;
     }
     mixes_visibility_ = MayMixVisibility(tiling);
     is_second_ = AscendC::GetSubBlockIdx() != 0;
@@ -98,7 +111,7 @@ class ShareStream {
     num_steps_ = 0;
     pass_number_ = -2;
     load_number_ = -2;
-    load_pass_ = {&nothing_, &nothing_, &nothing_, 0, -1, 0};
+    load_pass_ = {&nothing_, &nothing_, &nothing_, 0, 0, 0, 0, -1, 0};
     round_ = 0;
     kind_ = 0;
   }
@@ -133,15 +146,26 @@ class ShareStream {
 
   // What comes next: in each round scores for the maxima, scores for the next round's weights,
   // products.
-  __aicore__ inline int32_t Take() { return ring_.Take(); }
+  PAGED_INLINE int32_t Take() { return ring_.Take(); }
 
-  __aicore__ inline const Float& In(int32_t buffer) const { return ring_.At(buffer); }
-  __aicore__ inline const HeldChunk& Held(int32_t buffer) const { return held_[buffer]; }
+  PAGED_INLINE const Float& In(int32_t buffer) const { return ring_.At(buffer); }
+  PAGED_INLINE const HeldChunk& Held(int32_t buffer) const { return held_[buffer]; }
 
-  // Lets go of what was taken; the next load begins in its place.
-  __aicore__ inline void Free(int32_t buffer) {
-    ring_.Free(buffer);
-    Refill();
+  // Lets go of what was taken; the next Refill begins loads in its place.
+  PAGED_INLINE void Free(int32_t buffer) { ring_.Free(buffer); }
+
+  // Begins loads while there are buffers for them, up to the end of the next pass, which is begun
+  // where there is room for its loads.
+  __aicore__ inline void Refill() {
+    while (ring_.HasIdle()) {
+      if (round_ != load_pass_.rounds) {
+        LoadRound();
+      } else if (load_number_ > pass_number_ || !HasPass(load_number_ + 1)) {
+        return;
+      } else {
+        OpenLoads();
+      }
+    }
   }
 
  private:
@@ -175,9 +199,15 @@ class ShareStream {
     const Share& weighed = ShareAt(load_number_);
     const Share& summed = ShareAt(load_number_ - kAhead);
     const int64_t chunks = Larger(scored.chunks, weighed.chunks);
-    load_pass_ = {&scored,    &weighed,
-                  &summed,    Larger(chunks, summed.slices),
-                  chunks - 1, -Clamp(chunks - summed.slices, 0, kLateSlices)};
+    load_pass_ = {&scored,
+                  &weighed,
+                  &summed,
+                  Larger(chunks, summed.slices),
+                  scored.chunks,
+                  weighed.chunks,
+                  summed.slices,
+                  chunks - 1,
+                  -Clamp(chunks - summed.slices, 0, kLateSlices)};
     if (scored.step.has_keys) {
       AscendC::CrossCoreWaitFlag(kScoresReady);
     }
@@ -186,76 +216,82 @@ class ShareStream {
     }
   }
 
-  // Begins loads while there are buffers for them, up to the end of the next pass, which is begun
-  // where there is room for its loads.
-  __aicore__ inline void Refill() {
-    while (ring_.HasIdle()) {
-      if (round_ == load_pass_.rounds) {
-        if (load_number_ > pass_number_ || !HasPass(load_number_ + 1)) {
+  // The next loads of a round, while there are buffers: a chunk for the maxima (0), one for the
+  // next round's weights (1), products (2). The last rounds take maxima, down to those of the
+  // chunks that are weighed first: what stays in UB comes late.
+  PAGED_INLINE void LoadRound() {
+    const int64_t round = round_;
+    if (kind_ == 0) {
+      const int64_t chunk = load_pass_.last_chunk - round;
+      if (IsBelow(chunk, load_pass_.scored_chunks)) {
+        LoadScores(*load_pass_.scored, static_cast<uint32_t>(chunk));
+        if (!ring_.HasIdle()) {
+          kind_ = 1;
           return;
         }
-        OpenLoads();
-      } else {
-        LoadNext();
       }
     }
-  }
-
-  // The next load of a round, if it has it: a chunk for the maxima (0), one for the next round's
-  // weights (1), products (2). The last rounds take maxima, down to those of the chunks that are
-  // weighed first: what stays in UB comes late.
-  __aicore__ inline void LoadNext() {
-    if (kind_ == 0) {
-      kind_ = 1;
-      const int64_t chunk = load_pass_.last_chunk - round_;
-      if (0 <= chunk && chunk < load_pass_.scored->chunks) {
-        LoadScores(*load_pass_.scored, chunk);
-        return;
+    if (kind_ <= 1) {
+      const int64_t chunk = round + 1;
+      if (kept_ <= chunk && chunk < load_pass_.weighed_chunks) {
+        LoadScores(*load_pass_.weighed, static_cast<uint32_t>(chunk));
+        if (!ring_.HasIdle()) {
+          kind_ = 2;
+          return;
+        }
       }
     }
-    if (kind_ == 1) {
-      kind_ = 2;
-      const int64_t chunk = round_ + 1;
-      if (kept_ <= chunk && chunk < load_pass_.weighed->chunks) {
-        LoadScores(*load_pass_.weighed, chunk);
-        return;
-      }
-    }
-    const int64_t slice = load_pass_.first_slice + round_;
+    const int64_t slice = load_pass_.first_slice + round;
     kind_ = 0;
-    ++round_;
-    if (0 <= slice && slice < load_pass_.summed->slices) {
+    round_ = round + 1;
+    if (IsBelow(slice, load_pass_.slices)) {
       LoadProducts(*load_pass_.summed, slice * slice_rows_);
     }
   }
 
-  __aicore__ inline void LoadScores(const Share& share, int64_t index) {
+  PAGED_INLINE void LoadScores(const Share& share, uint32_t chunk) {
     const int32_t buffer = ring_.Begin();
-    const uint32_t chunk = static_cast<uint32_t>(index);
-    HeldChunk& held = held_[buffer];
-    held.first = share.first_key + static_cast<int32_t>(chunk) * share.chunk_keys;
-    held.lanes = static_cast<uint32_t>(kChunkScores);
-    held.span_first = 0;
-    held.span_keys = static_cast<uint32_t>(share.chunk_keys);
-    held.hides = chunk - share.plain_first >= share.num_plain;
-    const AscendC::GlobalTensor<float> from = share.scores[chunk * share.apart];
-    if (held.hides) {
-      LoadPart(share, held, from, buffer);
+    if (chunk - share.plain_first >= share.num_plain) {
+      LoadPart(share, chunk, buffer);
     } else {
-      AscendC::DataCopy(ring_.At(buffer), from, share.whole);
+      LoadWhole(share, chunk, buffer);
     }
     ring_.End(buffer);
   }
 
+  PAGED_INLINE void LoadWhole(const Share& share, uint32_t chunk, int32_t buffer) {
+    HeldChunk& held = held_[buffer];
+    held.first = share.first_key + static_cast<int32_t>(chunk << share.chunk_shift);
+    held.lanes = static_cast<uint32_t>(kChunkScores);
+    held.span_first = 0;
+    held.span_keys = 1U << share.chunk_shift;
+    held.repeats = static_cast<uint8_t>(kChunkScores / kRepeatLanes);
+    held.hides = false;
+    held.is_plain = !has_options_;
+    const AscendC::GlobalTensor<float> from = share.scores[chunk * share.apart];
+    if (share.is_half) {
+      AscendC::DataCopy(
+          ring_.At(buffer), from,
+          AscendC::DataCopyParams(kHalfKeys, kHalfRows / kGranule, kHalfRows / kGranule, 0));
+    } else {
+      AscendC::DataCopy(ring_.At(buffer), from, CopyOf(share, held.span_keys));
+    }
+  }
+
   // The scores of a chunk that may be cut at its ends.
-  __aicore__ inline void LoadPart(const Share& share, HeldChunk& held,
-                                  const AscendC::GlobalTensor<float>& from, int32_t buffer) {
+  __aicore__ inline void LoadPart(const Share& share, uint32_t chunk, int32_t buffer) {
+    HeldChunk& held = held_[buffer];
+    held.first = share.first_key + static_cast<int32_t>(chunk << share.chunk_shift);
+    held.hides = true;
+    held.is_plain = false;
+    const AscendC::GlobalTensor<float> from = share.scores[chunk * share.apart];
     const uint32_t rows = static_cast<uint32_t>(share.rows);
-    const int32_t last = held.first + share.chunk_keys;
+    const int32_t last = held.first + (1 << share.chunk_shift);
     const int64_t end = Smaller(last, share.last_key);
     const int64_t span_first = Larger(share.step.span.first, held.first);
     const int64_t span_last = Smaller(share.step.span.last, end);
     held.lanes = static_cast<uint32_t>(end - held.first) * rows;
+    held.repeats = static_cast<uint8_t>(held.lanes / kRepeatLanes);
     held.span_first = static_cast<int32_t>(span_first) - held.first;
     held.span_keys = static_cast<uint32_t>(span_last - span_first);
     AscendC::DataCopy(ring_.At(buffer)[static_cast<uint32_t>(held.span_first) * rows],
@@ -285,7 +321,10 @@ class ShareStream {
   __aicore__ inline void FillShare(Share& share) const {
     PieceStep& step = share.step;
     Unit& unit = step.unit;
-    const int64_t first = FirstShare(step.pitch);
+    int64_t first = FirstShare(step.pitch);
+    if (first == step.pitch && step.is_odd) {
+      first = 0;
+    }
     share.mixes =
         mixes_visibility_ && (step.shares_piece || RowsOfToken(*tiling_, unit, 0) < unit.num_rows);
     share.first_row = is_second_ ? first : 0;
@@ -298,25 +337,22 @@ class ShareStream {
     if (share.rows == 0 || !step.has_keys) {
       return;
     }
-    share.chunk_keys = kSlabPair;
+    share.chunk_shift = 6;  // kSlabPair
     for (int64_t rows = share.rows; rows < kRepeatLanes; rows *= 2) {
-      share.chunk_keys *= 2;
+      ++share.chunk_shift;
     }
+    const int32_t chunk_keys = 1 << share.chunk_shift;
     share.first_key = static_cast<int32_t>(step.span.first & -kSlabPair);
     share.last_key = static_cast<int32_t>((step.span.last + kSlabPair - 1) & -kSlabPair);
-    int32_t end = share.first_key;
-    while (end < share.last_key) {
-      end += share.chunk_keys;
-      ++share.chunks;
-    }
-    const int64_t slab = end == share.last_key ? kMaximaLanes : kSlabKeys * share.rows;
+    const int32_t keys = share.last_key - share.first_key;
+    share.chunks = (keys + chunk_keys - 1) >> share.chunk_shift;
+    const bool all_whole = (keys & (chunk_keys - 1)) == 0;
+    const int64_t slab = all_whole ? kMaximaLanes : kSlabKeys * share.rows;
     share.maxima_slab = static_cast<uint32_t>(slab);
     share.scores = exchange_->Scores(step.buffer)[share.first_key * step.pitch + share.first_row];
-    share.apart = share.chunk_keys * step.pitch;
-    share.whole = CopyOf(share, static_cast<uint32_t>(share.chunk_keys));
-    for (int64_t row = 0; row < share.num_rows; row += slice_rows_) {
-      ++share.slices;
-    }
+    share.apart = step.pitch << share.chunk_shift;
+    share.is_half = share.rows == kHalfRows && step.pitch == 2 * kHalfRows;
+    share.slices = (share.num_rows + slice_rows_ - 1) >> slice_shift_;
     share.seen = {};
     share.num_plain = 0;
     if (unit.num_rows > 0) {
@@ -326,25 +362,22 @@ class ShareStream {
   }
 
   __aicore__ static inline void FindPlainChunks(Share& share) {
-    share.plain_first = 0;
-    int64_t begin = share.first_key;
-    while (begin < share.seen.by_all.first && begin < share.last_key) {
-      begin += share.chunk_keys;
-      ++share.plain_first;
-    }
-    const int64_t end = Smaller(share.seen.by_all.last, share.last_key);
-    while (begin + share.chunk_keys <= end) {
-      begin += share.chunk_keys;
-      ++share.num_plain;
-    }
+    const int64_t to_first = share.seen.by_all.first - share.first_key;
+    const int64_t to_last = Smaller(share.seen.by_all.last, share.last_key) - share.first_key;
+    const int64_t more = (1 << share.chunk_shift) - 1;
+    const int64_t first = Clamp((to_first + more) >> share.chunk_shift, 0, share.chunks);
+    share.plain_first = static_cast<uint32_t>(first);
+    share.num_plain = static_cast<uint32_t>(Larger((to_last >> share.chunk_shift) - first, 0));
   }
 
   const AttentionTilingData* tiling_;
   const Sequences* sequences_;
   const Exchange<T>* exchange_;
   int64_t group_;
+  bool has_options_;
   int64_t width_;  // of a row of products
   int64_t slice_rows_;
+  int64_t slice_shift_;  // its binary logarithm
   int64_t kept_;
   bool mixes_visibility_;
   bool is_second_;

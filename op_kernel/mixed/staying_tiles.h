@@ -1,24 +1,21 @@
-// Tiles of a piece that stay in L1 for the bands of a unit.
+// Places in L1 for the tiles of a piece that stay for the bands of a unit.
 //
 // A piece has as many places as tiles, which are taken in turn, piece after piece. A unit's bands
 // see neighbouring keys, the first ones the earliest, so its tiles come in in their order, each
 // when the first band that sees it needs it. A place is taken again kPiece keys later at the
 // earliest: by then at least as many tiles as the ring of tiles has buffers have been used since
-// its last use, and the ring's flags say that it is free.
+// its last use, and the ring's flags say that it is free. Values take the places of their keys, a
+// few steps later.
 #pragma once
 
 #include "attention_tiling_data.h"
-#include "common/lanes.h"
 #include "kernel_operator.h"
 
-template <typename T>
 class StayingTiles {
  public:
-  // Tiles of `tile` keys, a power of two, of `width` elements.
-  __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t tile, int64_t width) {
-    tiles_ = NewBuffer<T, AscendC::TPosition::B1>(pipe, kPiece * width);
+  // Tiles of `tile` keys, a power of two.
+  __aicore__ inline void Init(int64_t tile) {
     tile_ = tile;
-    width_ = width;
     next_ = 0;
     shift_ = 0;
     end_ = 0;
@@ -39,14 +36,13 @@ class StayingTiles {
     return true;
   }
 
-  __aicore__ inline AscendC::LocalTensor<T> At(int64_t begin) const {
-    return tiles_[((shift_ + begin) & (kPiece - 1)) * width_];
+  // The place in keys, of kPiece.
+  __aicore__ inline uint32_t At(int64_t begin) const {
+    return static_cast<uint32_t>((shift_ + begin) & (kPiece - 1));
   }
 
  private:
-  AscendC::LocalTensor<T> tiles_;  // [kPiece][width]
   int64_t tile_;
-  int64_t width_;
   int64_t next_;   // where the next tile comes in, in keys, without the turns
   int64_t shift_;  // from keys of the piece to places
   int64_t end_;    // keys of the piece that have come in

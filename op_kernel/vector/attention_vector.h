@@ -142,20 +142,20 @@ class AttentionVector {
   // ---- which tile comes next
 
   __aicore__ inline bool NextStep(TileStep& step) {
-    const bool opens_unit = !has_unit_ || next_begin_ >= unit_.keys.last;
+    const bool opens_unit = !has_unit_ || next_begin_ >= units_.Current().keys.last;
     if (opens_unit) {
-      has_unit_ = units_.Next(unit_);
+      has_unit_ = units_.Next();
       if (!has_unit_) {
         return false;
       }
-      next_begin_ = unit_.keys.first / tiling_->tile * tiling_->tile;
+      next_begin_ = units_.Current().keys.first / tiling_->tile * tiling_->tile;
     }
-    step.unit = unit_;
+    step.unit = units_.Current();
     step.begin = next_begin_;
     next_begin_ += tiling_->tile;
-    step.seen = Within(unit_.keys, step.begin, tiling_->tile);
+    step.seen = Within(step.unit.keys, step.begin, tiling_->tile);
     step.opens_unit = opens_unit;
-    step.closes_unit = next_begin_ >= unit_.keys.last;
+    step.closes_unit = next_begin_ >= step.unit.keys.last;
     step.opens_piece = opens_unit || step.begin % kPiece == 0;
     step.closes_piece = step.closes_unit || next_begin_ % kPiece == 0;
     return true;
@@ -545,12 +545,11 @@ class AttentionVector {
   BlockTables tables_;
   WorkUnits units_;
   RowOutput<T> row_output_;
-  PieceStates piece_states_;
+  PieceStates<> piece_states_;
   TreeMaskBits tree_mask_;
   FirstLanes first_lanes_;
   TileScales key_scales_;
   TileScales value_scales_;
-  Unit unit_;
   bool has_unit_;
   int64_t next_begin_;
 
