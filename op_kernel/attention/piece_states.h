@@ -56,7 +56,7 @@ class PieceStates {
     Float states = states_out_.template AllocTensor<float>();
     AscendC::SetFlag<AscendC::HardEvent::V_MTE2>(freed_);
     int64_t skip = core;
-    for (int64_t i = 0; i < tiling_->batch; ++i) {
+    for (int64_t i = 0; i < sequences.Count(); ++i) {
       const Sequence sequence = sequences.At(i);
       const int64_t end = sequence.new_tokens * heads;
       for (int64_t head = 0; head < tiling_->num_kv_heads; ++head) {
