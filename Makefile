@@ -56,7 +56,7 @@ ON_NPU   := $(VENV_NPU)/bin/python -m tests.npu_environment -m pytest -q
 test-npu: $(VENV_NPU)/.test $(LIBRARY)
 	$(ON_NPU) tests/sim/test_acl.py tests/ascend/test_kit.py tests/integrations/test_vllm_ascend.py
 	$(ON_NPU) -p tests.npu_plugin --whole $(OP_TESTS) \
-		$(addprefix tests/ops/test_,quantised.py tree_mask.py)
+		$(addprefix tests/ops/test_,padding.py quantised.py tree_mask.py)
 
 $(VENV_NPU)/.test: Makefile
 	$(PYTHON) -m venv $(VENV_NPU)
@@ -206,7 +206,7 @@ $(SANITIZED): $(BUILD_INPUT) $(VENV)/.torch
 
 sanitize: $(VENV)/.test $(SANITIZED)
 	$(SANITIZERS) HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q --capture=sys $(OP_TESTS) \
-		$(addprefix tests/ops/test_,infinities.py overlap.py quantised.py segments.py tree_mask.py)
+		$(addprefix tests/ops/test_,infinities.py overlap.py padding.py quantised.py segments.py tree_mask.py)
 	$(SANITIZERS) $(BIN)/python -m tests.fuzz --calls $(FUZZ_CALLS)
 
 # Not in CI. The kernels run in a program of their own: torch and Python would drown their reports.

@@ -66,7 +66,8 @@ def attention(
         ``[batch]`` int32: tokens in the cache per sequence, those of this call included. What lies
         beyond is never looked at.
     query_start_loc : Tensor, optional
-        ``[batch + 1]`` int32, from 0 to num_tokens, never decreasing. None: one query token each.
+        ``[batch + 1]`` int32, from 0 on, never decreasing. None: one query token each. Rows past
+        the last start, at most num_tokens, are padding: they see no key.
     scale : float, optional
         Factor of the dot products; None: ``head_dim ** -0.5``.
     causal : bool

@@ -163,6 +163,8 @@ def attention_with_lse(
                 values[seen],
                 sinks,
             )
+    if query_start_loc is not None and sinks is not None:
+        lse[int(query_start_loc[-1]) :] = sinks  # rows past the last start see no key
     return output.to(query.dtype), lse
 
 

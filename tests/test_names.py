@@ -28,7 +28,6 @@ FOREIGN = {
     "load_data_perf": "a program of CANN's samples",
     "max_len": "the length of a contiguous cache in docs/layout.md's table",
     "mmad_perf": "a program of CANN's samples",
-    "permute": "torch.Tensor's method",
     "t2h1": "a cell of a picture in docs/layout.md",
 }
 """Names in the documents that are not of this project, and whose they are."""

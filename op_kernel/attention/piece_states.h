@@ -57,7 +57,7 @@ class PieceStates {
     AscendC::SetFlag<AscendC::HardEvent::V_MTE2>(freed_);
     const int64_t parts = (heads + kGranule - 1) / kGranule;  // of a token
     int64_t at = core;                                        // of the parts, the core's next one
-    for (int64_t i = 0; i < tiling_->batch; ++i) {
+    for (int64_t i = 0; i < sequences.Count(); ++i) {
       const Sequence sequence = sequences.At(i);
       const int64_t end = sequence.new_tokens * parts;
       for (int64_t head = 0; head < tiling_->num_kv_heads; ++head) {

@@ -152,7 +152,7 @@ class WorkUnits {
       return 0;
     }
     int64_t units = 0;
-    for (int64_t i = 0; i < tiling_->batch; ++i) {
+    for (int64_t i = 0; i < sequences_->Count(); ++i) {
       const int64_t rows = sequences_->At(i).new_tokens * tiling_->heads_per_kv_head;
       units += Divide(rows + tiling_->unit_rows - 1, tiling_->per_unit) * tiling_->num_kv_heads;
     }
@@ -187,7 +187,7 @@ class WorkUnits {
     first_head_ = end_head_;
     if (num_rows_ == 0 || first_head_ == tiling_->num_kv_heads) {
       do {
-        if (++sequence_ >= tiling_->batch) {
+        if (++sequence_ >= sequences_->Count()) {
           return false;
         }
         unit_.sequence = sequences_->At(sequence_);

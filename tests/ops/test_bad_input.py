@@ -343,7 +343,6 @@ def attention_refusals() -> Iterator[Refusal]:
             ([-1, 2, 3], ("query_start_loc[0]", "-1", "0")),
             ([0, 4, 3], ("query_start_loc[2]", "3", "4")),
             ([0, -2, 3], ("query_start_loc[1]", "-2", "0")),
-            ([0, 2, 2], ("query_start_loc[2]", "2", "3")),
             ([0, 2, 4], ("query_start_loc[2]", "4", "3")),
             ([0, 0, INT32_MAX], ("query_start_loc[2]", str(INT32_MAX), "3")),
             ([0, INT32_MIN, 3], ("query_start_loc[1]", str(INT32_MIN), "0")),

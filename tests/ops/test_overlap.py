@@ -186,6 +186,35 @@ def test_keys_scales_and_values_may_lie_in_one_row() -> None:
         torch.testing.assert_close(got, want, atol=0.02, rtol=0)
 
 
+@given(st.permutations([0, 1, 2]), st.sampled_from([4, 8, 12]), st.data(), st.integers(1, 3), sizes)
+def test_pages_with_scales_inside_are_taken_in_every_order_of_memory(
+    order: list[int], dim: int, data: st.DataObject, block_size: int, heads: int
+) -> None:
+    """[K | its scale | V | its scale] in each row, blocks, tokens and heads in any order."""
+    shape, blocks, row = [3, block_size, heads], 3, 2 * (dim + 4)
+    memory = torch.zeros(*(shape[i] for i in order), row // 4)
+    memory = memory.permute(*(order.index(i) for i in range(3)), 3)
+    in_bytes = memory.view(torch.int8)
+    caches = in_bytes[..., :dim], in_bytes[..., dim + 4 : -4]
+    scales = {"key_scale": memory[..., dim // 4], "value_scale": memory[..., -1]}
+    slots = torch.randperm(blocks * block_size)
+    rows = torch.randn(2, len(slots), heads, dim).unbind()
+    paged_ops.write_kv(*rows, *caches, slots, **scales)
+    expected = [torch.zeros_like(cache) for cache in caches]
+    separate = {name: torch.zeros(shape) for name in scales}
+    reference.write_kv(*rows, *expected, slots, **separate)
+    assert all(map(torch.equal, caches, expected))
+    assert all(torch.equal(scales[name], separate[name]) for name in scales)
+    before = in_bytes.clone()
+    shifted = data.draw(st.integers(0, dim // 4 - 1), "a scale within the row of keys")
+    name = data.draw(st.sampled_from(sorted(scales)))
+    with pytest.raises(RuntimeError, match=f"{name} shares memory with key_cache"):
+        paged_ops.write_kv(*rows, *caches, slots, **(scales | {name: memory[..., shifted]}))
+    with pytest.raises(RuntimeError, match=SHARED):
+        paged_ops.write_kv(*rows, caches[0], in_bytes[..., dim - 1 : -9], slots, **scales)
+    assert torch.equal(in_bytes, before)
+
+
 def test_slots_and_mappings_are_read_and_may_not_lie_in_the_pool() -> None:
     memory = torch.zeros(64)
     caches = memory.view(2, 2, 4, 1, 4).unbind(1)

@@ -30,7 +30,8 @@ struct AttentionInputs {
   Argument tree_mask = stack.optional_tensor("tree_mask");
 };
 
-// The values among them that are checked.
+// The values among them that are checked: of the sequences, and one more if there are rows past the
+// last start.
 struct AttentionValues {
   std::vector<int32_t> seq_lens;
   std::vector<int32_t> query_start_loc;
@@ -175,9 +176,9 @@ inline std::vector<int32_t> check_query_start_loc_values(const Checks& checks,
                     " or more: it must not decrease");
     }
   }
-  if (starts[batch] != num_tokens) {
-    checks.refuse("query_start_loc[", batch, "] is ", starts[batch], ", expected ", num_tokens,
-                  ": the number of query tokens");
+  if (starts[batch] > num_tokens) {
+    checks.refuse("query_start_loc[", batch, "] is ", starts[batch], ", expected at most ",
+                  num_tokens, ": the number of query tokens");
   }
   return starts;
 }
@@ -193,6 +194,19 @@ inline void check_tree_mask_columns(const Checks& checks, const Argument& tree_m
                     " or more: sequence ", i, " has ", new_tokens, " query tokens");
     }
   }
+}
+
+// Makes the rows past the last start, with which a graph of a fixed size is filled up, those of one
+// more sequence: an empty one, of which nothing but its length is ever looked at.
+inline void own_padding(const Checks& checks, int64_t num_tokens, AttentionValues& values) {
+  if (values.query_start_loc.back() == num_tokens) return;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (num_tokens > kMost) {
+    checks.refuse("query.shape[0] is ", num_tokens, ", expected at most ", kMost,
+                  ": query_start_loc is torch.int32");
+  }
+  values.query_start_loc.push_back(static_cast<int32_t>(num_tokens));
+  values.seq_lens.push_back(0);
 }
 
 // Lengths, starts and the block ids of what some row sees: only that is ever read, so only that is
@@ -215,6 +229,7 @@ inline AttentionValues check_attention_values(const Checks& checks, const Attent
     check_block_ids(checks, shape.pool, tables, i, keys);
   }
   check_tree_mask_columns(checks, in.tree_mask, values.query_start_loc);
+  own_padding(checks, shape.num_tokens, values);
   return values;
 }
 

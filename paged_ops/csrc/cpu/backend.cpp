@@ -24,10 +24,11 @@ void run_attention(const Checks&, const AttentionInputs& in, const AttentionShap
                    const AttentionValues& values) {
   const std::vector<float> alibi_slopes = per_head_values(in.alibi_slopes);
   const std::vector<float> sinks = per_head_values(in.sinks);
-  attention({shape, values.seq_lens.data(), values.query_start_loc.data(),
-             shape.has_alibi_slopes ? alibi_slopes.data() : nullptr,
-             shape.has_sinks ? sinks.data() : nullptr},
-            thread_pool());
+  AttentionParams params = {shape, values.seq_lens.data(), values.query_start_loc.data(),
+                            shape.has_alibi_slopes ? alibi_slopes.data() : nullptr,
+                            shape.has_sinks ? sinks.data() : nullptr};
+  params.batch = static_cast<int64_t>(values.seq_lens.size());
+  attention(params, thread_pool());
 }
 
 std::string isa() { return selected_isa().name; }
