@@ -7,6 +7,7 @@ import hashlib
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -15,6 +16,14 @@ from tests.driver.build import HERE, ROOT
 
 CPU = ROOT / "paged_ops" / "csrc" / "cpu"
 MOST_TASKS = 10_000
+
+
+class Stretch(IntEnum):
+    """What becomes of the states of a span."""
+
+    ALL = 0
+    PART = 1
+    LAST = 2
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,9 @@ class Call:
     sliding_window: int = 0
     most_rows: int = 1024
     piece_keys: int = 512
+    block_size: int = 512
+    tables: tuple[tuple[int, ...], ...] | None = None
+    """By default no two sequences have a block in common."""
 
     @property
     def group_size(self) -> int:
@@ -58,6 +70,9 @@ class Task(ctypes.Structure):
             "split",
             "states",
             "tasks_left",
+            "first_shared",
+            "num_shared",
+            "stretch",
         )
     ]
 
@@ -78,6 +93,11 @@ class Plan:
     most_rows: int
     state_floats: int
     tasks: list[Task]
+    shared_tokens: list[int]
+
+    def shared_by(self, task: Task) -> list[int]:
+        """Return the query tokens whose rows share the keys of a task; none if it has no such."""
+        return self.shared_tokens[task.first_shared : task.first_shared + task.num_shared]
 
 
 class _Call(ctypes.Structure):
@@ -94,8 +114,11 @@ class _Call(ctypes.Structure):
                 "most_rows",
                 "piece_keys",
                 "batch",
+                "block_size",
+                "max_blocks_per_seq",
             )
         ],
+        ("block_tables", ctypes.POINTER(ctypes.c_int32)),
         ("seq_lens", ctypes.POINTER(ctypes.c_int32)),
         ("query_start_loc", ctypes.POINTER(ctypes.c_int32)),
     ]
@@ -109,6 +132,10 @@ class _Summary(ctypes.Structure):
 
 def plan(call: Call, max_threads: int) -> Plan:
     """Plan a call for at most that many threads."""
+    tables = call.tables
+    if tables is None:
+        width = max((-(-n // call.block_size) for n in call.seq_lens), default=0)
+        tables = tuple(tuple(range(i * width, (i + 1) * width)) for i in range(len(call.seq_lens)))
     given = _Call(
         call.num_heads,
         call.num_kv_heads,
@@ -119,13 +146,19 @@ def plan(call: Call, max_threads: int) -> Plan:
         call.most_rows,
         call.piece_keys,
         len(call.seq_lens),
+        call.block_size,
+        len(tables[0]) if tables else 0,
+        _int32([block for table in tables for block in table]),
         _int32(call.seq_lens),
         _int32([0, *accumulate(call.query_lens)]),
     )
     tasks = (Task * MOST_TASKS)()
-    made = _library().plan_attention(ctypes.byref(given), max_threads, tasks, MOST_TASKS)
+    tokens = (ctypes.c_int64 * MOST_TASKS)()
+    made = _library().plan_attention(ctypes.byref(given), max_threads, tasks, tokens, MOST_TASKS)
     assert made.num_tasks <= MOST_TASKS
-    return Plan(made.num_threads, made.most_rows, made.state_floats, tasks[: made.num_tasks])
+    listed = tasks[: made.num_tasks]
+    used = max((task.first_shared + task.num_shared for task in listed), default=0)
+    return Plan(made.num_threads, made.most_rows, made.state_floats, listed, tokens[:used])
 
 
 def _int32(values: Sequence[int]) -> Any:
@@ -135,7 +168,8 @@ def _int32(values: Sequence[int]) -> Any:
 @cache
 def _library() -> Any:
     """Compile the plan with its C interface, once per content, and load it."""
-    sources = [HERE / "plan_api.cpp", CPU / "attention" / "plan.cpp"]
+    parts = [CPU / "attention" / name for name in ("plan.cpp", "shared_keys.cpp")]
+    sources = [HERE / "plan_api.cpp", *parts]
     content = [*sources, *CPU.rglob("*.h"), CPU.parent / "params.h"]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(content)))
     built = ROOT / "build" / "driver-plan" / f"libplan-{digest.hexdigest()[:16]}.so"
@@ -150,6 +184,7 @@ def _library() -> Any:
         ctypes.POINTER(_Call),
         ctypes.c_int64,
         ctypes.POINTER(Task),
+        ctypes.POINTER(ctypes.c_int64),
         ctypes.c_int64,
     ]
     return loaded

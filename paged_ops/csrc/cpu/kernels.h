@@ -28,6 +28,19 @@ constexpr int64_t kPiece = 512;
 // cache beside the panels.
 constexpr int64_t kBlockRows = 32;
 
+// A query token among those of several sequences.
+struct SharedToken {
+  int64_t token;
+  int64_t position;
+  int64_t index;  // among all tokens of the call that share keys with others
+};
+
+// Query tokens of several sequences, all of which see all of some keys, in the same blocks.
+struct SharedTokens {
+  const SharedToken* tokens;
+  Visible keys;
+};
+
 // A row span: consecutive rows of one sequence and one KV head. Rows are pairs (query token, query
 // head of the KV head's group), the head running fastest.
 struct RowSpan {
@@ -35,6 +48,9 @@ struct RowSpan {
   int64_t kv_head;
   int64_t row_begin;
   int64_t num_rows;
+  // If not null, the rows are those of these tokens, and all that they see is the keys that these
+  // share: keys of `sequence`, which is one of theirs.
+  const SharedTokens* shared = nullptr;
 };
 
 // The pieces [begin, end) of a sequence.
@@ -59,13 +75,15 @@ struct AttentionKernels {
   int64_t (*scratch_bytes)(const AttentionParams& params, int64_t num_rows);
   // Attends the span to all it sees and writes its output.
   void (*attend)(const AttentionParams& params, const RowSpan& span, void* scratch);
-  // Attends the span to pieces [piece_begin, piece_end) and stores their states one by one.
-  void (*attend_pieces)(const AttentionParams& params, const RowSpan& span, int64_t piece_begin,
-                        int64_t piece_end, float* states, void* scratch);
-  // Folds `num_pieces` stored states in order, in place, and writes the output: the bits of
-  // attend().
-  void (*combine)(const AttentionParams& params, const RowSpan& span, int64_t num_pieces,
-                  float* states);
+  // The same in steps, with the same bits. Attends the span to `pieces` and folds them, in order,
+  // into its state over the pieces before.
+  void (*extend)(const AttentionParams& params, const RowSpan& span, PieceRange pieces,
+                 float* state, void* scratch);
+  // Folds the last of `num_states` states that follow each other into the first, in order.
+  void (*fold)(const AttentionParams& params, const RowSpan& span, int64_t num_states,
+               float* states);
+  // Writes the output of a span whose state is over all it sees.
+  void (*finish)(const AttentionParams& params, const RowSpan& span, float* state);
 };
 
 struct MergeStatesKernels {

@@ -48,22 +48,23 @@ void attend(const AttentionParams& params, const RowSpan& span, void* scratch) {
   by_engine(params, [&](auto by) { decltype(by)::type::attend(params, span, scratch); });
 }
 
-void attend_pieces(const AttentionParams& params, const RowSpan& span, int64_t piece_begin,
-                   int64_t piece_end, float* states, void* scratch) {
-  by_engine(params, [&](auto by) {
-    decltype(by)::type::attend_pieces(params, span, piece_begin, piece_end, states, scratch);
-  });
+void extend(const AttentionParams& params, const RowSpan& span, PieceRange pieces, float* state,
+            void* scratch) {
+  by_engine(params,
+            [&](auto by) { decltype(by)::type::extend(params, span, pieces, state, scratch); });
 }
 
-void combine(const AttentionParams& params, const RowSpan& span, int64_t num_pieces,
-             float* states) {
-  by_engine(params,
-            [&](auto by) { decltype(by)::type::combine(params, span, num_pieces, states); });
+void fold(const AttentionParams& params, const RowSpan& span, int64_t num_states, float* states) {
+  by_engine(params, [&](auto by) { decltype(by)::type::fold(params, span, num_states, states); });
+}
+
+void finish(const AttentionParams& params, const RowSpan& span, float* state) {
+  by_engine(params, [&](auto by) { decltype(by)::type::finish(params, span, state); });
 }
 
 }  // namespace
 
 extern const AttentionKernels attention_kernels = {span_limits, scratch_bytes, attend,
-                                                   attend_pieces, combine};
+                                                   extend,      fold,          finish};
 
 }  // namespace paged::cpu::PAGED_ISA

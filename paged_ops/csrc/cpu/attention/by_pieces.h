@@ -55,7 +55,7 @@ void attend_piece(const AttentionParams& params, const RowSpan& span, int64_t pi
   bool is_ready = true;
   for (int64_t r = 0; r < span.num_rows; r += kBlockRows) {
     const int64_t num_rows = span.num_rows - r < kBlockRows ? span.num_rows - r : kBlockRows;
-    const RowSpan rows = {span.sequence, span.kv_head, span.row_begin + r, num_rows};
+    const RowSpan rows = rows_of(span, r, num_rows);
     const Visible keys = in_piece(span_visible(params, rows), piece);
     if (keys.first >= keys.last) continue;
     if (!is_ready) engine.look_up(params, span, piece);
@@ -66,8 +66,7 @@ void attend_piece(const AttentionParams& params, const RowSpan& span, int64_t pi
       if (is_ready) {
         fold_row(state, r + i, softmax[i], engine.values() + i * columns);
       } else {
-        const RowSpan row = {span.sequence, span.kv_head, rows.row_begin + i, 1};
-        attend_row<Engine>(params, row, piece, arena, state.from(r + i));
+        attend_row<Engine>(params, rows_of(rows, i, 1), piece, arena, state.from(r + i));
       }
     }
   }
@@ -128,20 +127,6 @@ PAGED_INLINE State take_state(const AttentionParams& params, int64_t num_rows, A
   return state_at(state, num_rows, columns_of(params));
 }
 
-inline void combine_pieces(const AttentionParams& params, const RowSpan& span, int64_t num_pieces,
-                           float* states) {
-  const int64_t columns = columns_of(params);
-  const State total = state_at(states, span.num_rows, columns);
-  for (int64_t piece = 1; piece < num_pieces; ++piece) {
-    const State more =
-        state_at(states + piece * state_floats(span.num_rows, columns), span.num_rows, columns);
-    for (int64_t r = 0; r < span.num_rows; ++r) {
-      fold_row(total, r, {more.max[r], more.sum[r]}, more.acc + r * columns);
-    }
-  }
-  finish(params, span, total);
-}
-
 // Attention by an engine, as the table of kernels has it.
 template <class Engine>
 struct ByPieces {
@@ -162,24 +147,33 @@ struct ByPieces {
     for (int64_t piece = pieces.begin; piece < pieces.end; ++piece) {
       attend_piece<Engine>(params, span, piece, arena, state);
     }
-    finish(params, span, state);
+    cpu::finish(params, span, state);
   }
 
-  static void attend_pieces(const AttentionParams& params, const RowSpan& span, int64_t piece_begin,
-                            int64_t piece_end, float* states, void* scratch) {
+  static void extend(const AttentionParams& params, const RowSpan& span, PieceRange pieces,
+                     float* state, void* scratch) {
     [[maybe_unused]] const TileSession session;
-    const int64_t columns = columns_of(params);
-    for (int64_t piece = piece_begin; piece < piece_end; ++piece) {
-      const State state = state_at(states, span.num_rows, columns);
-      clear(state, span.num_rows);
-      attend_piece<Engine>(params, span, piece, Arena(scratch), state);
-      states += state_floats(span.num_rows, columns);
+    const State own = state_at(state, span.num_rows, columns_of(params));
+    for (int64_t piece = pieces.begin; piece < pieces.end; ++piece) {
+      attend_piece<Engine>(params, span, piece, Arena(scratch), own);
     }
   }
 
-  static void combine(const AttentionParams& params, const RowSpan& span, int64_t num_pieces,
-                      float* states) {
-    combine_pieces(params, span, num_pieces, states);
+  static void fold(const AttentionParams& params, const RowSpan& span, int64_t num_states,
+                   float* states) {
+    const int64_t columns = columns_of(params);
+    const State total = state_at(states, span.num_rows, columns);
+    for (int64_t i = 1; i < num_states; ++i) {
+      states += state_floats(span.num_rows, columns);
+      const State more = state_at(states, span.num_rows, columns);
+      for (int64_t r = 0; r < span.num_rows; ++r) {
+        fold_row(total, r, {more.max[r], more.sum[r]}, more.acc + r * columns);
+      }
+    }
+  }
+
+  static void finish(const AttentionParams& params, const RowSpan& span, float* state) {
+    cpu::finish(params, span, state_at(state, span.num_rows, columns_of(params)));
   }
 };
 

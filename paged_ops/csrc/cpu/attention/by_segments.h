@@ -50,23 +50,21 @@ class BySegments {
     BySegments(params, span.num_rows, scratch).attend_all(span);
   }
 
-  static void attend_pieces(const AttentionParams& params, const RowSpan& span, int64_t piece_begin,
-                            int64_t piece_end, float* states, void* scratch) {
+  static void extend(const AttentionParams& params, const RowSpan& span, PieceRange segments,
+                     float* state, void* scratch) {
     const TileSession session;
     BySegments attention(params, span.num_rows, scratch);
-    for (int64_t segment = piece_begin; segment < piece_end; ++segment) {
-      const SegmentState state = segment_state_at(states, span.num_rows, columns_of(params));
-      clear(state, span.num_rows);
-      attention.attend_segment(span, segment, state);
-      states += floats_per_state(params, span.num_rows);
+    const SegmentState own = segment_state_at(state, span.num_rows, columns_of(params));
+    for (int64_t segment = segments.begin; segment < segments.end; ++segment) {
+      attention.attend_segment(span, segment, own);
     }
   }
 
-  static void combine(const AttentionParams& params, const RowSpan& span, int64_t num_segments,
-                      float* states) {
+  static void fold(const AttentionParams& params, const RowSpan& span, int64_t num_states,
+                   float* states) {
     const int64_t columns = columns_of(params);
     const SegmentState total = segment_state_at(states, span.num_rows, columns);
-    for (int64_t segment = 1; segment < num_segments; ++segment) {
+    for (int64_t i = 1; i < num_states; ++i) {
       states += floats_per_state(params, span.num_rows);
       const SegmentState more = segment_state_at(states, span.num_rows, columns);
       for (int64_t r = 0; r < span.num_rows; ++r) {
@@ -75,7 +73,11 @@ class BySegments {
         fold_segment(total, r, softmax, [&](int64_t d) { return load(values + d); });
       }
     }
-    finish_rows(params, span, total);
+  }
+
+  static void finish(const AttentionParams& params, const RowSpan& span, float* state) {
+    finish_rows(params, span, segment_state_at(state, span.num_rows, columns_of(params)));
+    _mm_sfence();
   }
 
  private:
@@ -133,8 +135,7 @@ class BySegments {
 
   RowSpan block_of(const RowSpan& span, int64_t row) const {
     const int64_t rest = span.num_rows - row;
-    return {span.sequence, span.kv_head, span.row_begin + row,
-            rest < kBlockRows ? rest : kBlockRows};
+    return rows_of(span, row, rest < kBlockRows ? rest : kBlockRows);
   }
 
   // Nothing here throws, and GCC must see it in time: else the unit gets the runtime's handler of
@@ -295,7 +296,7 @@ class BySegments {
     if (left == 0) return;
     for (int64_t r = 0; r < rows.num_rows; ++r) {
       if ((left >> r & 1) == 0) continue;
-      attend_again({rows.sequence, rows.kv_head, rows.row_begin + r, 1}, segment, state.from(r));
+      attend_again(rows_of(rows, r, 1), segment, state.from(r));
     }
     looked_up_ = -1;
     configure_tiles(kFullTiles);

@@ -20,7 +20,7 @@ PAGED_INLINE void look_at_rows(const AttentionParams& params, const RowSpan& spa
   RowCursor cursor(params, span);
   for (int64_t r = 0; r < span.num_rows; ++r, cursor.next()) {
     const QueryRow& row = cursor.row();
-    rows[r] = {row, visible(params, params.seq_lens[span.sequence], row.position)};
+    rows[r] = {row, row_visible(params, span, row)};
   }
 }
 

@@ -27,8 +27,8 @@ struct State {
 };
 
 PAGED_INLINE State state_at(float* memory, int64_t num_rows, int64_t acc_stride) {
-  const int64_t padded = round_up(num_rows, 16);
-  return {memory, memory + padded, memory + 2 * padded, acc_stride};
+  const int64_t padded = numbers_stride(num_rows);
+  return {memory, memory + padded, memory + kNumbersPerRow * padded, acc_stride};
 }
 
 PAGED_INLINE void clear(const State& state, int64_t num_rows) {
