@@ -192,7 +192,7 @@ class BySegments {
     group_.start(params_, rows);
     for (int64_t i = 0; i < kPiecesPerSegment; ++i) {
       const int64_t piece = segment * kPiecesPerSegment + i;
-      if (!look_up(params_, rows, piece, stream_)) continue;
+      if (!look_up(params_, rows, piece, stream_, RowGroup::kRowsAhead)) continue;
       group_.attend(params_, stream_, piece * kPiece, zeros_);
     }
   }

@@ -68,8 +68,9 @@ struct RowStream {
   // into the second.
   static constexpr int64_t kAhead = 16;
   static constexpr int64_t kFarAhead = 64;
+  static constexpr int64_t kFarthestAhead = 320;  // as many as can be looked up
 
-  const T* rows[2 * kPiece + kFarAhead];
+  const T* rows[2 * kPiece + kFarthestAhead];
   Visible keys;  // counted from the piece's begin
   int64_t num_keys;
   int64_t value_begin;  // the index of the first row of V
@@ -187,16 +188,17 @@ PAGED_INLINE void hide_rows(const AttentionParams& params, const RowSpan& span, 
   }
 }
 
-// Looks up the keys of the piece that the span sees; false if it sees none.
+// Looks up the keys of the piece that the span sees, and `far` of those that come after; false if
+// it sees none.
 template <class T>
 bool look_up(const AttentionParams& params, const RowSpan& span, int64_t piece,
-             RowStream<T>& stream) {
+             RowStream<T>& stream, int64_t far = RowStream<T>::kFarAhead) {
   const Visible all = span_visible(params, span);
   stream.keys = in_piece(all, piece);
   if (stream.keys.first >= stream.keys.last) return false;
   const int64_t begin = piece * kPiece + stream.keys.first;
   const int64_t end = piece * kPiece + stream.keys.last;
-  const int64_t ahead = all.last - end < stream.kFarAhead ? all.last - end : stream.kFarAhead;
+  const int64_t ahead = all.last - end < far ? all.last - end : far;
   int64_t count = append_rows(params, span, params.pool.key, {begin, end}, stream.rows);
   stream.num_keys = count;
   stream.value_begin = 0;

@@ -52,6 +52,7 @@ class RowGroup {
     }
     has_no_reference_ = (1u << num_rows_) - 1;
     is_empty_ = true;
+    ahead_.start_segment();
   }
 
   // Adds the keys of a piece that begins at key `begin`, of which `stream` has the rows.
@@ -59,6 +60,7 @@ class RowGroup {
               const BFloat16* zeros) {
     const int64_t first = stream.keys.first / kChunk;
     const int64_t last = round_up(stream.keys.last, kChunk) / kChunk;
+    ahead_.start_piece(params, stream, (last - first) * (1 + (counts_.passes + 1) / 2));
     configure_tiles(score_tiles());
     switch (counts_.steps) {
       case 2:
@@ -85,8 +87,13 @@ class RowGroup {
       }
     }
     memory_fence();
+    ahead_.end_piece();
     is_empty_ = false;
   }
+
+  // Rows that are asked for before they are read: by half a piece more than would be needed if all
+  // were read as evenly as they are asked for, since the first pass over values reads them faster.
+  static constexpr int64_t kRowsAhead = RowStream<BFloat16>::kFarthestAhead;
 
   // The softmax of a row, and its weighted sums from column d on.
   PAGED_INLINE SegmentSoftmax softmax(int64_t row) const {
@@ -107,6 +114,68 @@ class RowGroup {
 
  private:
   static constexpr int64_t kNarrow = 4;
+
+  // Asks the second cache for rows of K and V long before they are read. Only so many requests can
+  // be under way at a time, so they are spread over all that is done with a piece: a chunk of each
+  // pass over its keys and values has its share.
+  class Ahead {
+   public:
+    PAGED_INLINE void start_segment() { num_asked_ = 0; }
+
+    PAGED_INLINE void start_piece(const AttentionParams& params, const RowStream<BFloat16>& stream,
+                                  int64_t num_chunks) {
+      rows_ = stream.rows;
+      key_lines_ = lines_of(params.pool.key.head_dim);
+      value_lines_ = lines_of(params.pool.value.head_dim);
+      piece_rows_ = stream.value_begin + stream.num_keys;
+      value_begin_ = stream.value_begin == 0 ? piece_rows_ : stream.value_begin;
+      num_rows_ = stream.num_rows;
+      num_chunks_ = num_chunks;
+      chunk_ = 0;
+    }
+    PAGED_INLINE void end_piece() {
+      num_asked_ = num_asked_ > piece_rows_ ? num_asked_ - piece_rows_ : 0;
+    }
+
+    // The next chunk of a pass, with which the first `reached` rows have been read.
+    PAGED_INLINE void start_chunk(int64_t reached) {
+      if (num_asked_ < reached) num_asked_ = reached;
+      int64_t end = chunk_ * piece_rows_ / num_chunks_ + kRowsAhead;
+      if (end > num_rows_) end = num_rows_;
+      // Twice the share, where the first rows of a segment are to be caught up with.
+      const int64_t most = 2 * piece_rows_ / num_chunks_ + 2;
+      left_ = end - num_asked_;
+      if (left_ > most) left_ = most;
+      ++chunk_;
+    }
+
+    // Asks for some of the chunk's share.
+    PAGED_INLINE void ask(int64_t num_rows = 4) {
+      for (; num_rows > 0 && left_ > 0; --num_rows, --left_, ++num_asked_) {
+        const bool is_value = num_asked_ >= value_begin_ && num_asked_ < piece_rows_;
+        const auto* row = reinterpret_cast<const char*>(rows_[num_asked_]);
+        const int64_t lines = is_value ? value_lines_ : key_lines_;
+        for (int64_t i = 0; i < lines; ++i) ask_for(row + i * kCacheLine);
+      }
+    }
+    PAGED_INLINE void ask_for_rest() { ask(left_); }
+
+   private:
+    PAGED_INLINE static int64_t lines_of(int64_t head_dim) {
+      return round_up(head_dim * int64_t{sizeof(BFloat16)}, kCacheLine) / kCacheLine;
+    }
+
+    const BFloat16* const* rows_;  // of the piece, and of keys after it
+    int64_t key_lines_;
+    int64_t value_lines_;
+    int64_t value_begin_;
+    int64_t piece_rows_;
+    int64_t num_rows_;
+    int64_t num_chunks_;  // of all passes
+    int64_t chunk_;
+    int64_t num_asked_;
+    int64_t left_;  // to be asked for beside this chunk
+  };
 
   struct alignas(64) Work {
     float scores[kChunksPerPiece][2][kTileRows * kTileRows];  // [chunk][group][16 keys][width]
@@ -154,7 +223,7 @@ class RowGroup {
     }
     for (int64_t chunk = first; chunk < last; ++chunk) {
       const int64_t key = chunk * kChunk;
-      ask_ahead(stream, key - stream.keys.first, params.pool.key.head_dim);
+      ahead_.start_chunk(key + kChunk - stream.keys.first);
       const KeyRows a = key_rows(params, stream, key, staged_, zeros);
       const KeyRows b =
           key_rows(params, stream, key + kTileRows, staged_ + counts_.steps * kUnitsPerTile, zeros);
@@ -166,44 +235,41 @@ class RowGroup {
           _tile_loadd(2, queries_ + step * query_step, query_bytes);
           _tile_loadd(6, a.rows + step * 64, a.stride);
           _tile_dpbf16ps(0, 6, 2);
+          ahead_.ask();
           _tile_loadd(7, b.rows + step * 64, b.stride);
           _tile_dpbf16ps(1, 7, 2);
+          ahead_.ask();
         }
       } else {
         _tile_loadd(6, a.rows, a.stride);
         _tile_dpbf16ps(0, 6, 2);
+        ahead_.ask();
         _tile_loadd(7, b.rows, b.stride);
         _tile_dpbf16ps(1, 7, 2);
+        ahead_.ask();
         _tile_loadd(6, a.rows + 64, a.stride);
         _tile_dpbf16ps(0, 6, 3);
+        ahead_.ask();
         _tile_loadd(7, b.rows + 64, b.stride);
         _tile_dpbf16ps(1, 7, 3);
+        ahead_.ask();
         if constexpr (kSteps == 4) {
           _tile_loadd(6, a.rows + 128, a.stride);
           _tile_dpbf16ps(0, 6, 4);
+          ahead_.ask();
           _tile_loadd(7, b.rows + 128, b.stride);
           _tile_dpbf16ps(1, 7, 4);
+          ahead_.ask();
           _tile_loadd(6, a.rows + 192, a.stride);
           _tile_dpbf16ps(0, 6, 5);
+          ahead_.ask();
           _tile_loadd(7, b.rows + 192, b.stride);
           _tile_dpbf16ps(1, 7, 5);
+          ahead_.ask();
         }
       }
       _tile_stored(0, work_->scores[chunk][0], query_bytes);
       _tile_stored(1, work_->scores[chunk][1], query_bytes);
-    }
-  }
-
-  // Asks for as many rows as a chunk has, those that come kFarAhead later than the i-th.
-  PAGED_INLINE static void ask_ahead(const RowStream<BFloat16>& stream, int64_t i,
-                                     int64_t head_dim) {
-    constexpr int64_t kPerLine = kCacheLine / int64_t{sizeof(BFloat16)};
-    int64_t begin = i + stream.kFarAhead, end = begin + kChunk;
-    if (begin < 0) begin = 0;
-    if (end > stream.num_rows) end = stream.num_rows;
-    for (int64_t row = begin; row < end; ++row) {
-      const BFloat16* at = stream.rows[row];
-      for (int64_t d = 0; d < head_dim; d += kPerLine) __builtin_prefetch(at + d, 0, 2);
     }
   }
 
@@ -297,9 +363,8 @@ class RowGroup {
     load_sums<kTiles>(acc, is_first);
     for (int64_t chunk = first; chunk < last; ++chunk) {
       const int64_t key = chunk * kChunk;
-      if (is_first && stream.value_begin > 0) {
-        ask_ahead(stream, stream.value_begin + key - stream.keys.first, head_dim);
-      }
+      ahead_.start_chunk(stream.value_begin +
+                         (is_first ? key + kChunk - stream.keys.first : stream.num_keys));
       auto& values = work_->values[chunk % 2];
       if (key >= stream.keys.first && key + kChunk <= stream.keys.last) {
         interleave<kTiles, kIsWhole>(stream.value_rows() + key, column, head_dim, values);
@@ -313,16 +378,21 @@ class RowGroup {
         _tile_loadd(6, work_->ones, 64);
         _tile_dpbf16ps(5, 4, 6);
       }
+      ahead_.ask();
       _tile_loadd(7, values[0], 64);
       _tile_dpbf16ps(0, 4, 7);
+      ahead_.ask();
       _tile_loadd(6, values[1], 64);
       _tile_dpbf16ps(1, 4, 6);
+      ahead_.ask();
       if constexpr (kTiles == 4) {
         _tile_loadd(7, values[2], 64);
         _tile_dpbf16ps(2, 4, 7);
+        ahead_.ask();
         _tile_loadd(6, values[3], 64);
         _tile_dpbf16ps(3, 4, 6);
       }
+      ahead_.ask_for_rest();
     }
     store_sums<kTiles>(acc, is_first);
   }
@@ -376,6 +446,7 @@ class RowGroup {
     }
   }
 
+  Ahead ahead_;
   TileCounts counts_;
   bool is_product_;   // a score is the scale times the dot product
   bool wants_total_;  // of the weights before rounding
