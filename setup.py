@@ -68,7 +68,7 @@ ARM_ISAS = {
 # Elsewhere nothing asks the system for the matrix unit's registers, or whether there is bfmmla. Its
 # loops fill the registers: GCC's first scheduler would load so many keys ahead that sums spill.
 if sys.platform == "linux":
-    X86_ISAS["amx"] = [*X86_ISAS["avx512bf16"], "-mamx-tile", "-mamx-bf16"]
+    X86_ISAS["amx"] = [*X86_ISAS["avx512bf16"], "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
     ARM_ISAS["neonbf16"] = ["-march=armv8.2-a+fp16+bf16", "-fno-schedule-insns"]
 ISAS_BY_MACHINE = {
     "x86_64": X86_ISAS,

@@ -73,10 +73,14 @@ inline void store(int tile, void* to, int64_t stride) {
   }
 }
 
-inline void multiply(int c, int a, int b) {
+inline void require_shapes(int c, int a, int b) {
   require(config.rows[c] == config.rows[a] && config.rows[c] > 0);
   require(config.row_bytes[c] == config.row_bytes[b]);
   require(config.row_bytes[a] == 4 * config.rows[b]);
+}
+
+inline void multiply(int c, int a, int b) {
+  require_shapes(c, a, b);
   for (int row = 0; row < config.rows[c]; ++row) {
     for (int column = 0; column < config.row_bytes[c] / 4; ++column) {
       float sum = as_float(tiles[c][row][column]);
@@ -90,11 +94,29 @@ inline void multiply(int c, int a, int b) {
   }
 }
 
-// Leaf 7 says that there are tiles and products of bfloat16; the rest is the machine's.
+// Bytes, those on the left of type Left, those on the right signed.
+template <class Left>
+void multiply_bytes(int c, int a, int b) {
+  require_shapes(c, a, b);
+  for (int row = 0; row < config.rows[c]; ++row) {
+    for (int column = 0; column < config.row_bytes[c] / 4; ++column) {
+      uint32_t sum = tiles[c][row][column];
+      for (int k = 0; k < 4 * config.rows[b]; ++k) {
+        const int left = static_cast<Left>(tiles[a][row][k / 4] >> k % 4 * 8);
+        const int right = static_cast<int8_t>(tiles[b][k / 4][column] >> k % 4 * 8);
+        sum += static_cast<uint32_t>(left * right);
+      }
+      tiles[c][row][column] = sum;
+    }
+  }
+}
+
+// Leaf 7 says that there are tiles and products of bfloat16 and of bytes; the rest is the
+// machine's.
 inline int get_cpuid_count(unsigned leaf, unsigned subleaf, unsigned* eax, unsigned* ebx,
                            unsigned* ecx, unsigned* edx) {
   const int known = __get_cpuid_count(leaf, subleaf, eax, ebx, ecx, edx);
-  if (leaf == 7 && subleaf == 0) *edx |= 1u << 22 | 1u << 24;
+  if (leaf == 7 && subleaf == 0) *edx |= 1u << 22 | 1u << 24 | 1u << 25;
   return known;
 }
 
@@ -111,6 +133,8 @@ long system_call(long number, Arguments... arguments) {
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
+#undef _tile_dpbssd
+#undef _tile_dpbusd
 #define _tile_loadconfig(from) emulated_tiles::configure(from)
 #define _tile_storeconfig(to) std::memcpy(to, &emulated_tiles::config, 64)
 #define _tile_release() emulated_tiles::release()
@@ -122,5 +146,7 @@ long system_call(long number, Arguments... arguments) {
   emulated_tiles::store(tile, reinterpret_cast<char*>(base) + (offset), 64)
 #define _tile_stored(tile, to, stride) emulated_tiles::store(tile, to, stride)
 #define _tile_dpbf16ps(c, a, b) emulated_tiles::multiply(c, a, b)
+#define _tile_dpbssd(c, a, b) emulated_tiles::multiply_bytes<int8_t>(c, a, b)
+#define _tile_dpbusd(c, a, b) emulated_tiles::multiply_bytes<uint8_t>(c, a, b)
 #define __get_cpuid_count(...) emulated_tiles::get_cpuid_count(__VA_ARGS__)
 #define syscall(...) emulated_tiles::system_call(__VA_ARGS__)

@@ -46,9 +46,11 @@ struct RunsHere {
   static bool amx() {
     constexpr unsigned kBf16 = 1u << 22;
     constexpr unsigned kTiles = 1u << 24;
+    constexpr unsigned kInt8 = 1u << 25;
+    constexpr unsigned kAll = kBf16 | kTiles | kInt8;
     unsigned eax, ebx, ecx, edx;
     if (!avx512bf16() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
-    if ((edx & (kBf16 | kTiles)) != (kBf16 | kTiles)) return false;
+    if ((edx & kAll) != kAll) return false;
     constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
     constexpr long kTileData = 18;               // XFEATURE_XTILE_DATA
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

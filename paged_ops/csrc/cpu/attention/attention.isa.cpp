@@ -5,6 +5,7 @@
 #include "cpu/attention/by_vectors.h"
 #include "cpu/kernels.h"
 #if defined(PAGED_HAS_TILES)
+#include "cpu/attention/by_integers.h"
 #include "cpu/attention/by_segments.h"
 #include "cpu/attention/by_tiles.h"
 #endif
@@ -20,7 +21,10 @@ PAGED_INLINE auto by_engine(const AttentionParams& params, F f) {
     using T = decltype(element);
 #if defined(PAGED_HAS_TILES)
     if constexpr (kIsBFloat16<T>) return f(std::type_identity<BySegments>{});
-    if constexpr (kIsQuantised<T>) {
+    if constexpr (std::is_same_v<T, Int8>) {
+      if (ByIntegers::takes(params)) return f(std::type_identity<ByPieces<ByIntegers>>{});
+    }
+    if constexpr (kIsFloat8<T>) {
       if (params.dtype == Dtype::kBFloat16) return f(std::type_identity<ByPieces<ByTiles<T>>>{});
     }
 #elif defined(PAGED_HAS_BF16_PAIRS) && defined(PAGED_HAS_FLOAT8_TABLES)

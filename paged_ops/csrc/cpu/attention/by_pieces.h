@@ -30,7 +30,8 @@ PAGED_INLINE bool all_finite(const float* values, int64_t count) {
   return finite;
 }
 
-// Attends one row to one piece, whatever infinities and NaN there are among what it sees.
+// Attends one row to one piece, whatever infinities and NaN there are among what it sees: where an
+// engine can't, another.
 template <class Engine>
 void attend_row(const AttentionParams& params, const RowSpan& row, int64_t piece, Arena arena,
                 const State& state) {
@@ -38,6 +39,11 @@ void attend_row(const AttentionParams& params, const RowSpan& row, int64_t piece
   if (!engine.look_up(params, row, piece)) return;
   RowSoftmax softmax;
   engine.attend(params, row, piece, in_piece(span_visible(params, row), piece), &softmax);
+  if constexpr (requires { typename Engine::Exact; }) {
+    if (!all_finite(engine.values(), columns_of(params))) {
+      return attend_row<typename Engine::Exact>(params, row, piece, arena, state);
+    }
+  }
   fold_row(state, 0, softmax, engine.values());
 }
 

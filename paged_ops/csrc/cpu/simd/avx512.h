@@ -24,6 +24,7 @@ PAGED_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 PAGED_INLINE Vec larger(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 PAGED_INLINE Vec times_power_of_two(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
 PAGED_INLINE Vec exponents(Vec x) { return _mm512_getexp_ps(x); }  // floor(log2(|x|))
+PAGED_INLINE IntVec nearest(Vec x) { return (IntVec)_mm512_cvtps_epi32(x); }
 
 PAGED_INLINE Vec widen(__m256i bits, Half) { return _mm512_cvtph_ps(bits); }
 PAGED_INLINE Vec widen(__m256i bits, BFloat16) {
@@ -286,7 +287,7 @@ PAGED_INLINE void load_four(const T* p, Vec* out) {
 }
 #endif
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
 #define PAGED_HAS_TILES
 #endif
 

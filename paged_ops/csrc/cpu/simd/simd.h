@@ -46,6 +46,7 @@
 //   load_pairs, interleave_rows     of quantised elements too
 //   transpose_rows(rows, stride, out, out_stride)    as transpose_pairs, of rows of units
 //   high_half(x), high_halves(first, second)    x cut to bfloat16, not rounded; as narrow_pair
+//   exponents(x), nearest(x)        floor(log2(|x|)); rounded to an integer, to nearest even
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,128 @@
+// Products of small matrices of bytes by Intel's matrix unit: integers, exact.
+//
+// A unit is four bytes that are neighbours along the sum, a tile 16 rows of 16 units.
+#pragma once
+
+#include "cpu/attention/amx.h"
+
+namespace paged::cpu {
+namespace {
+
+constexpr int64_t kTileBytes = 64;  // of a row
+constexpr int64_t kUnitsOfTile = kTileRows * kTileUnits;
+
+// The right-hand side of a product: tiles of 1 KB without gaps, so many units apart.
+struct BytePanel {
+  int32_t* data;
+  int64_t step_stride;   // along the sum
+  int64_t group_stride;  // between 16 columns and the next 16
+
+  PAGED_INLINE const int32_t* at(int64_t step, int64_t group) const {
+    return data + step * step_stride + group * group_stride;
+  }
+};
+
+// Adds the product of two tiles, the left one of signed bytes or of unsigned ones.
+#define PAGED_ADD_BYTES(kIsSigned, c, a, b) \
+  do {                                      \
+    if constexpr (kIsSigned) {              \
+      _tile_dpbssd(c, a, b);                \
+    } else {                                \
+      _tile_dpbusd(c, a, b);                \
+    }                                       \
+  } while (false)
+
+// c[num_rows][32] = a[num_rows][num_steps * 64] * b, of rows `a_stride` bytes apart. Reads and
+// writes whole tiles of 16 rows.
+template <bool kIsSigned>
+PAGED_INLINE void multiply_bytes(const int8_t* a, int64_t a_stride, int64_t num_rows,
+                                 const BytePanel& b, int64_t num_steps, int32_t* c,
+                                 int64_t c_stride) {
+  const int64_t c_bytes = c_stride * kUnitBytes;
+  for (int64_t r = 0; r < num_rows; r += 2 * kTileRows) {
+    const int8_t* first = a + r * a_stride;
+    const int8_t* second = first + kTileRows * a_stride;
+    int32_t* to = c + r * c_stride;
+    const bool has_second = num_rows - r > kTileRows;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t step = 0; step < num_steps; ++step) {
+      _tile_loadd(6, b.at(step, 0), kTileBytes);
+      _tile_loadd(4, first + step * kTileBytes, a_stride);
+      PAGED_ADD_BYTES(kIsSigned, 0, 4, 6);
+      _tile_loadd(7, b.at(step, 1), kTileBytes);
+      PAGED_ADD_BYTES(kIsSigned, 1, 4, 7);
+      if (has_second) {
+        _tile_loadd(5, second + step * kTileBytes, a_stride);
+        PAGED_ADD_BYTES(kIsSigned, 2, 5, 6);
+        PAGED_ADD_BYTES(kIsSigned, 3, 5, 7);
+      }
+    }
+    _tile_stored(0, to, c_bytes);
+    _tile_stored(1, to + kTileUnits, c_bytes);
+    if (has_second) {
+      _tile_stored(2, to + kTileRows * c_stride, c_bytes);
+      _tile_stored(3, to + kTileRows * c_stride + kTileUnits, c_bytes);
+    }
+  }
+}
+
+// Products of 16 rows of bytes, `rows_stride` apart, with kGroups groups of 16 columns,
+// [step][group][unit][column], to [group][row][column].
+template <int kGroups>
+PAGED_INLINE void multiply_row_bytes(const char* rows, int64_t rows_stride, const int32_t* columns,
+                                     int64_t num_steps, int32_t* to) {
+  _tile_zero(0);
+  if constexpr (kGroups > 1) _tile_zero(1);
+  if constexpr (kGroups > 2) _tile_zero(2);
+  for (int64_t step = 0; step < num_steps; ++step, columns += kGroups * kUnitsOfTile) {
+    _tile_loadd(4, rows + step * kTileBytes, rows_stride);
+    _tile_loadd(5, columns, kTileBytes);
+    _tile_dpbssd(0, 4, 5);
+    if constexpr (kGroups > 1) {
+      _tile_loadd(6, columns + kUnitsOfTile, kTileBytes);
+      _tile_dpbssd(1, 4, 6);
+    }
+    if constexpr (kGroups > 2) {
+      _tile_loadd(7, columns + 2 * kUnitsOfTile, kTileBytes);
+      _tile_dpbssd(2, 4, 7);
+    }
+  }
+  _tile_stored(0, to, kTileBytes);
+  if constexpr (kGroups > 1) _tile_stored(1, to + kUnitsOfTile, kTileBytes);
+  if constexpr (kGroups > 2) _tile_stored(2, to + 2 * kUnitsOfTile, kTileBytes);
+}
+
+// Of four rows 64 bytes each: tile t gets the units of columns 16 * l + 4 * t + i, l and i from 0
+// to 3, to[t * tile_stride] on.
+PAGED_INLINE void interleave_bytes(const Int8* a, const Int8* b, const Int8* c, const Int8* d,
+                                   int64_t count, int32_t* to, int64_t tile_stride) {
+  const auto bytes = [&](const Int8* p) __attribute__((always_inline)) {
+    if (count >= 64) return _mm512_loadu_si512(p);
+    return _mm512_maskz_loadu_epi8((uint64_t{1} << count) - 1, p);
+  };
+  const __m512i row_a = bytes(a), row_b = bytes(b), row_c = bytes(c), row_d = bytes(d);
+  const __m512i ab_low = _mm512_unpacklo_epi8(row_a, row_b);
+  const __m512i ab_high = _mm512_unpackhi_epi8(row_a, row_b);
+  const __m512i cd_low = _mm512_unpacklo_epi8(row_c, row_d);
+  const __m512i cd_high = _mm512_unpackhi_epi8(row_c, row_d);
+  store_units(to, (IntVec)_mm512_unpacklo_epi16(ab_low, cd_low));
+  store_units(to + tile_stride, (IntVec)_mm512_unpackhi_epi16(ab_low, cd_low));
+  store_units(to + 2 * tile_stride, (IntVec)_mm512_unpacklo_epi16(ab_high, cd_high));
+  store_units(to + 3 * tile_stride, (IntVec)_mm512_unpackhi_epi16(ab_high, cd_high));
+}
+
+// Puts what interleave_bytes leaves in four tiles into the order of the columns.
+PAGED_INLINE void order_columns(Vec (&x)[4]) {
+  const Vec a = _mm512_shuffle_f32x4(x[0], x[1], 0x44), b = _mm512_shuffle_f32x4(x[2], x[3], 0x44);
+  const Vec c = _mm512_shuffle_f32x4(x[0], x[1], 0xee), d = _mm512_shuffle_f32x4(x[2], x[3], 0xee);
+  x[0] = _mm512_shuffle_f32x4(a, b, 0x88);
+  x[1] = _mm512_shuffle_f32x4(a, b, 0xdd);
+  x[2] = _mm512_shuffle_f32x4(c, d, 0x88);
+  x[3] = _mm512_shuffle_f32x4(c, d, 0xdd);
+}
+
+}  // namespace
+}  // namespace paged::cpu
