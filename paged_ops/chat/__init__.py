@@ -1,0 +1,1 @@
+"""Conversations with a language model of transformers, several at once, through the paged cache."""
