@@ -112,7 +112,7 @@ class PagedImpl(AttentionImpl):  # type: ignore[misc]
         sinks: Tensor | None = None,
         **others: Any,
     ) -> None:
-        check_layer(head_size, kv_cache_dtype, others)
+        check_layer(head_size, kv_cache_dtype, attn_type, sliding_window, others)
         self.num_heads = num_heads
         self.head_size = head_size
         self.num_kv_heads = num_kv_heads or num_heads

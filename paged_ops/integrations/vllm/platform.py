@@ -71,27 +71,23 @@ class PagedCpuPlatform(_UsualPlatform):  # type: ignore[misc]
     def check_and_update_config(cls, vllm_config: Any) -> None:
         """Let vLLM adapt its configuration to the CPU, but not to its own latent attention.
 
-        Without a matrix unit that wants blocks of 16, whole prompts and no prefix cache.
+        Without a matrix unit that wants blocks of 16, whole prompts and no prefix cache. The
+        rotation of queries is left to torch: vLLM's operator for the CPU doesn't rotate those of
+        latent attention, whose heads lie apart in memory, as the model means it.
         """
         model = vllm_config.model_config
-        if (
-            model is None
-            or not getattr(model, "use_mla", False)
-            or vllm_config.attention_config.backend not in _OURS
-        ):
+        is_latent = model is not None and getattr(model, "use_mla", False)
+        if not is_latent or vllm_config.attention_config.backend not in _OURS:
             super().check_and_update_config(vllm_config)
             return
         cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
         block_size = cache.block_size if cache.user_specified_block_size else 128
-        kept = (
-            cache.enable_prefix_caching,
-            scheduler.enable_chunked_prefill,
-            scheduler.max_num_batched_tokens,
-        )
+        has_prefixes, has_chunks = cache.enable_prefix_caching, scheduler.enable_chunked_prefill
+        num_tokens = scheduler.max_num_batched_tokens
         super().check_and_update_config(vllm_config)
-        cache.block_size = block_size
-        (
-            cache.enable_prefix_caching,
-            scheduler.enable_chunked_prefill,
-            scheduler.max_num_batched_tokens,
-        ) = kept
+        cache.block_size, cache.enable_prefix_caching = block_size, has_prefixes
+        scheduler.enable_chunked_prefill = has_chunks
+        scheduler.max_num_batched_tokens = num_tokens
+        custom_ops = vllm_config.compilation_config.custom_ops
+        if "+rotary_embedding" not in custom_ops:
+            custom_ops.append("-rotary_embedding")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.v1.attention.backend import AttentionBackend
+from vllm.v1.attention.backend import AttentionBackend, AttentionType
 from vllm.v1.kv_cache_interface import (
     CrossAttentionSpec,
     EncoderOnlyAttentionSpec,
@@ -41,6 +41,8 @@ def check_selection(backend: type[AttentionBackend], config: Any) -> None:
         With vLLM's words for everything that isn't served.
     """
     reasons = backend.validate_configuration(device_capability=None, **config._asdict())
+    if config.use_non_causal and config.has_sliding_window:
+        reasons.append("sliding window with non-causal attention not supported")
     if reasons:
         raise NotImplementedError(
             f"paged_ops doesn't serve {config}: {', '.join(reasons)}; vLLM's own attention is "
@@ -48,12 +50,18 @@ def check_selection(backend: type[AttentionBackend], config: Any) -> None:
         )
 
 
-def check_layer(head_size: int, kv_cache_dtype: str, others: Mapping[str, Any]) -> None:
+def check_layer(
+    head_size: int,
+    kv_cache_dtype: str,
+    attn_type: str,
+    sliding_window: int | None,
+    others: Mapping[str, Any],
+) -> None:
     """Refuse a layer that isn't served.
 
     Parameters
     ----------
-    head_size, kv_cache_dtype
+    head_size, kv_cache_dtype, attn_type, sliding_window
         As vLLM gives them to a layer's attention.
     others : mapping of str to object
         What it gives besides, unknown here.
@@ -64,6 +72,11 @@ def check_layer(head_size: int, kv_cache_dtype: str, others: Mapping[str, Any]) 
         With the name of what isn't served.
     """
     check_options(others)
+    if sliding_window is not None and attn_type != AttentionType.DECODER:
+        raise NotImplementedError(
+            f"sliding_window is {sliding_window} in attention of type {attn_type}: paged_ops has "
+            f"no window that ends behind a token"
+        )
     if kv_cache_dtype in SCALED_PER_TOKEN and head_size % SCALE_BYTES:
         raise NotImplementedError(
             f"head_size is {head_size}, expected a multiple of {SCALE_BYTES}: with "

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
 OURS, THEIRS = "PAGED_OPS", "CPU_ATTN"
+
+Tokens = list[int]
+
+
+def make_prompts(vocabulary: int, lengths: Sequence[int]) -> list[Tokens]:
+    """Make random prompts; the last repeats the end of the first, as prefix caches like it."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        torch.randint(3, vocabulary, (length,), generator=generator).tolist() for length in lengths
+    ]
 
 
 @contextmanager
@@ -49,25 +61,44 @@ class Answers:
         Greedy.
     logprobs : list of list of float
         Those of the tokens.
+    metrics : mapping of str to float
+        What the engine counted.
     """
 
-    tokens: list[list[int]]
+    tokens: list[Tokens]
     logprobs: list[list[float]]
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def answers(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int = 32) -> Answers:
+def answers(llm: LLM, prompts: Sequence[Tokens], num_tokens: int = 32) -> Answers:
     """Generate greedily."""
     params = SamplingParams(
         temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=1, detokenize=False
     )
     outputs = llm.generate(
-        [{"prompt_token_ids": list(prompt)} for prompt in prompts], params, use_tqdm=False
+        [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
     )
     chosen = [output.outputs[0] for output in outputs]
-    return Answers(
-        [list(output.token_ids) for output in chosen],
-        [
-            [step[token].logprob for token, step in zip(output.token_ids, output.logprobs, strict=True)]
-            for output in chosen
-        ],
-    )
+    metrics = {
+        metric.name.removeprefix("vllm:"): metric.value
+        for metric in llm.get_metrics()
+        if hasattr(metric, "value")
+    }
+    logprobs = [
+        [step[token].logprob for token, step in zip(answer.token_ids, answer.logprobs, strict=True)]
+        for answer in chosen
+    ]
+    return Answers([list(answer.token_ids) for answer in chosen], logprobs, metrics)
+
+
+def likelihoods(llm: LLM, texts: Sequence[Tokens]) -> torch.Tensor:
+    """Return the log-probability of each token of each text but the first, one after another."""
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+    outputs = llm.generate([{"prompt_token_ids": text} for text in texts], params, use_tqdm=False)
+    found = [
+        step[token].logprob
+        for output in outputs
+        for token, step in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    ]
+    assert all(map(math.isfinite, found))
+    return torch.tensor(found, dtype=torch.float64)
