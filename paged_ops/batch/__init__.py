@@ -2,5 +2,6 @@
 
 from paged_ops.batch.batch import Batch, build_batch
 from paged_ops.batch.decode import DecodeBatches
+from paged_ops.batch.key_ranges import build_key_ranges
 
-__all__ = ["Batch", "DecodeBatches", "build_batch"]
+__all__ = ["Batch", "DecodeBatches", "build_batch", "build_key_ranges"]

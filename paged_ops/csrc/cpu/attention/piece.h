@@ -250,10 +250,9 @@ PAGED_INLINE void weigh_rows(const AttentionParams& params, const RowSpan& rows,
                              RowSoftmax* softmax, F store_weights) {
   const int64_t begin = keys.first / kChunk * kChunk;
   const int64_t end = round_up(keys.last, kChunk);
-  const int64_t seq_len = params.seq_lens[rows.sequence];
   for (int64_t r = 0; r < rows.num_rows; ++r) {
     const QueryRow row = query_row(params, rows, r);
-    const Visible seen = in_piece(visible(params, seq_len, row.position), piece);
+    const Visible seen = in_piece(row_visible(params, rows, row), piece);
     const RowScores scores = {dots + r * kScoreStride, begin, end, seen.first, seen.last};
     const Scored scored = score(params, rows, row, piece, scales.key, scores);
     const auto store = [&](int64_t key, Vec first, Vec second) {

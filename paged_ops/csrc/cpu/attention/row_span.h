@@ -53,14 +53,18 @@ class RowCursor {
   int64_t last_head_;
 };
 
-// All keys that some row of the span sees. Both ends grow with the position, so the first and the
-// last row decide.
+// The keys that one row sees.
+PAGED_INLINE Visible row_visible(const AttentionParams& params, const RowSpan& span,
+                                 const QueryRow& row) {
+  return visible_to(params, params.seq_lens[span.sequence], row.position, row.token);
+}
+
+// All keys that some row of the span sees.
 PAGED_INLINE Visible span_visible(const AttentionParams& params, const RowSpan& span) {
-  const int64_t seq_len = params.seq_lens[span.sequence];
-  const Visible first = visible(params, seq_len, query_row(params, span, 0).position);
-  const Visible last =
-      visible(params, seq_len, query_row(params, span, span.num_rows - 1).position);
-  return {first.first, last.last};
+  const QueryRow first = query_row(params, span, 0);
+  const QueryRow last = query_row(params, span, span.num_rows - 1);
+  return visible_to_some(params, params.seq_lens[span.sequence], first.position, first.token,
+                         last.token - first.token + 1);
 }
 
 // The pieces of so many keys that hold `keys`.
