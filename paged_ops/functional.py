@@ -41,6 +41,7 @@ def attention(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
     tree_mask: Tensor | None = None,
+    key_ranges: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend query tokens to the keys and values of their sequences, read from the block pool.
@@ -92,6 +93,11 @@ def attention(
         new token j of its sequence. It hides new tokens only, never context, and hides in addition
         to `causal`. Columns past a sequence's query tokens may hold anything. Goes with neither
         sliding_window nor alibi_slopes, which count positions.
+    key_ranges : Tensor, optional
+        ``[num_tokens, 2]`` int32: query token i sees none but the keys from ``key_ranges[i, 0]`` to
+        ``key_ranges[i, 1] - 1`` of its sequence, and of these what `causal` and `sliding_window`
+        leave. Any numbers are good. `build_key_ranges` makes them, for sequences that aren't all
+        causal and for spans within a sequence that see both ways.
     out : Tensor, optional
         Where to write the result; must share no memory with the inputs, though it may lie between
         their elements.
@@ -147,6 +153,8 @@ def attention(
         given["sinks"] = sinks
     if tree_mask is not None:
         given["tree_mask"] = tree_mask
+    if key_ranges is not None:
+        given["key_ranges"] = key_ranges
     if out is None:
         return cast("Tensor", torch.ops.paged.attention.default(*arguments, **given))
     return cast("Tensor", torch.ops.paged.attention.out(*arguments, **given, out=out))

@@ -2,22 +2,21 @@
 
 Each function here has the signature and the meaning of the compiled op of the same name; what its
 arguments are stands with the function of that name in `paged_ops`. The tests hold the ops against
-these functions, and the documentation points at them. Nothing is done for speed: one sequence at a
-time, one query token at a time, all in plain tensor arithmetic.
-Arguments are taken to be valid; the ops check theirs, these functions leave that to torch.
+these functions, and the documentation points at them. Nothing is done for speed: one sequence and
+one query token at a time. Arguments are taken to be valid: checks are the ops'.
 
 Attention
 ---------
 A sequence of ``n`` tokens has its keys and values in ``ceil(n / block_size)`` blocks, named in
-order by its row of ``block_tables``. The last ``m`` of the ``n`` tokens are new in this call and
-have queries. New token ``j`` sits at position ``p = n - m + j`` and sees key ``k`` if and only if
+order by its row of ``block_tables``. Its last ``m`` tokens are new and have queries. New token
+``j`` sits at position ``p = n - m + j`` and sees key ``k`` if and only if
 
     0 <= k < n   and   (not causal or k <= p)   and   (no window or k > p - sliding_window)
 
-Those keys are one contiguous range, possibly empty; a tree mask hides some of the new tokens among
-them: token ``i`` is seen only if ``tree_mask[row, i]``, with ``row`` the row of the query. Query
-head ``h`` reads KV head ``h // (num_heads // num_kv_heads)``. With ``q`` the query and ``K``, ``V``
-the keys and values that it sees::
+Those keys are one range. With ``row`` the row of the query, key ranges cut it shorter, to
+``key_ranges[row, 0] <= k < key_ranges[row, 1]``, and a tree mask hides some of the new tokens in
+it: token ``i`` is seen only if ``tree_mask[row, i]``. Query head ``h`` reads KV head
+``h // (num_heads // num_kv_heads)``. With ``q`` the query and ``K``, ``V`` what it sees::
 
     s_k = scale * dot(q, K_k)                        scale
     s_k = softcap * tanh(s_k / softcap)              softcap, when it is not 0
@@ -164,7 +163,7 @@ def attention_with_lse(
                 sinks,
             )
     if query_start_loc is not None and sinks is not None:
-        lse[int(query_start_loc[-1]) :] = sinks  # rows past the last start see no key
+        lse[int(query_start_loc[-1]) :] = sinks  # of rows past the last start
     return output.to(query.dtype), lse
 
 
@@ -277,8 +276,7 @@ def copy_blocks(
     source, destination = block_mapping.long().unbind(1)
     written = [key_cache, value_cache]
     written += [s for s in (key_scale, value_scale) if s is not None and s.dim() == 3]
-    # Indexing with a tensor copies. All is read before anything is written, because one cache may
-    # be a view of the other (value_cache = key_cache[..., :head_dim_v]).
+    # Indexing with a tensor copies: all is read before anything is written. V may be a view of K.
     contents = [as_bytes(tensor)[source] for tensor in written]
     for tensor, content in zip(written, contents, strict=True):
         as_bytes(tensor)[destination] = content
@@ -391,13 +389,13 @@ class Visibility:
     causal: bool
     sliding_window: int | None
     tree_mask: Tensor | None
+    key_ranges: Tensor | None
 
     @classmethod
     def of(cls, options: AttentionOptions) -> Visibility:
         """Read the rule from the options of a call."""
-        return cls(
-            options.get("causal", True), options.get("sliding_window"), options.get("tree_mask")
-        )
+        window, mask = options.get("sliding_window"), options.get("tree_mask")
+        return cls(options.get("causal", True), window, mask, options.get("key_ranges"))
 
     def keys(self, row: int, position: int, length: int, first_new: int) -> Tensor:
         """Return the positions of the keys that one row, at ``position``, sees, in order.
@@ -407,6 +405,9 @@ class Visibility:
         window = self.sliding_window
         start = 0 if window is None else max(0, position - window + 1)
         stop = position + 1 if self.causal else length
+        if self.key_ranges is not None:
+            first, end = self.key_ranges[row].tolist()
+            start, stop = max(start, first), min(stop, end)
         seen = torch.arange(start, max(start, stop))
         if self.tree_mask is None:
             return seen

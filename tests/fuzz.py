@@ -140,6 +140,9 @@ def _good_arguments(op: str, rng: random.Random) -> dict[str, Any]:
         arguments = {**arguments, "tree_mask": mask}
         for name in ("sliding_window", "alibi_slopes"):
             arguments.pop(name, None)
+    if rng.random() < 0.3:
+        shape = starts[-1], 2
+        arguments["key_ranges"] = torch.randint(-9, 40, shape, dtype=torch.int32)
     if op == "attention.out":
         arguments["out"] = floats(starts[-1], num_heads, head_dim_v)
     return arguments
@@ -333,7 +336,9 @@ def _has_more_to_corrupt(tensor: Tensor) -> bool:
 
 
 def _corrupt_option(rng: random.Random, arguments: dict[str, Any]) -> None:
-    name = rng.choice((*OPTIONS, "num_tokens", "key_scale", "value_scale", "tree_mask"))
+    name = rng.choice(
+        (*OPTIONS, "num_tokens", "key_scale", "value_scale", "tree_mask", "key_ranges")
+    )
     if name in ("scale", "softcap"):
         arguments[name] = rng.choice(BAD_FLOATS)
     elif name in ("sliding_window", "num_tokens"):

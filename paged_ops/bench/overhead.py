@@ -6,7 +6,8 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ BOUND = 5.0
 CALLS = 100
 NUM_HEADS, HEAD_DIM, BLOCK_SIZE = 2, 8, 16
 STEPS_OF = (1, 64)
+CHECKED = 64
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "gradients on": torch.enable_grad,
     "no_grad": torch.no_grad,
@@ -45,6 +47,9 @@ def run(options: argparse.Namespace) -> None:
     empty = times["an empty op"]
     worst = max(t / e for row in times.values() for t, e in zip(row, empty, strict=True))
     print(f"\nat most {worst:.1f} times an empty op; the bound is {BOUND}")
+    check, call = _check_of_ids(options.samples)
+    print(f"\nchecking the block ids of {CHECKED} sequences, microseconds: {1e6 * check:.1f} of a")
+    print(f"decode call's {1e6 * call:.1f}")
     print("\na decode step of PagedAttention under no_grad, microseconds")
     print(f"{'requests':>8} {'whole step':>12} {'of it the ops':>14} {'the rest':>10}")
     for requests in STEPS_OF:
@@ -94,6 +99,34 @@ def _calls() -> dict[str, Callable[[], object]]:
         "copy_blocks": lambda: functional.copy_blocks(*caches, copies),
         "gather_kv": lambda: functional.gather_kv(*caches, *tables, num_tokens=2),
     }
+
+
+def _check_of_ids(samples: int) -> tuple[float, float]:
+    """Time what a call spends on the ids of long tables, and a decode call of such sequences.
+
+    The first is the time that a refusal of the last id takes longer than one of the first id.
+    """
+    length, head_dim = 2048, 64
+    columns = length // BLOCK_SIZE
+    caches = torch.zeros(2, 1024, BLOCK_SIZE, 1, head_dim, dtype=torch.bfloat16)
+    table = torch.randint(1024, (CHECKED, columns), dtype=torch.int32)
+    lens = torch.full((CHECKED,), length, dtype=torch.int32)
+    query = torch.zeros(CHECKED, 1, head_dim, dtype=torch.bfloat16)
+
+    def call(tables: Tensor) -> None:
+        with suppress(RuntimeError):
+            torch.ops.paged.attention.default(query, *caches, tables, lens)
+
+    def bad_at(entry: int) -> Tensor:
+        changed = table.clone()
+        changed.view(-1)[entry] = -1
+        return changed
+
+    with torch.inference_mode():
+        last, first = (_least(partial(call, bad_at(entry)), samples) for entry in (-1, 0))
+        start = time.thread_time()
+        call(table)
+        return last - first, time.thread_time() - start
 
 
 def _empty_op() -> Callable[..., object]:

@@ -17,8 +17,9 @@ namespace paged {
 struct Backend {
   const char* name;  // in messages
 
-  // A limit: a call beyond it is refused.
+  // Limits: a call beyond them is refused.
   bool takes_float8;
+  bool takes_key_ranges;
 
   // Whether the values of lengths, tables, slots and mappings are checked on the host before a call
   // is run. If not, the functions below get empty ones, and nothing waits for the device.

@@ -108,6 +108,10 @@ void run_attention(Form form, StableIValue* stack, uint64_t num_inputs) {
   const Backend& backend = backend_of(checks, in.query);
   AttentionShape shape = check_attention_shapes(checks, in);
   check_limits(checks, backend, in.key_cache, shape.pool);
+  if (in.key_ranges.is_given() && !backend.takes_key_ranges) {
+    checks.refuse("key_ranges is a tensor, expected None: no kernel for an ", backend.name,
+                  " reads them");
+  }
   AttentionValues values;
   if (backend.reads_values()) {
     const Argument block_tables = on_host(checks, in.block_tables);
@@ -235,7 +239,8 @@ void register_kernels(torch::stable::detail::StableLibrary& library) {
   "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, " \
   "Tensor? query_start_loc=None, *, float? scale=None, bool causal=True, "                     \
   "SymInt? sliding_window=None, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? "        \
-  "sinks=None, Tensor? key_scale=None, Tensor? value_scale=None, Tensor? tree_mask=None"
+  "sinks=None, Tensor? key_scale=None, Tensor? value_scale=None, Tensor? tree_mask=None, "     \
+  "Tensor? key_ranges=None"
 
 STABLE_TORCH_LIBRARY(paged, m) {
   m.def("attention(" PAGED_ATTENTION_ARGUMENTS ") -> Tensor");

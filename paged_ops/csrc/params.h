@@ -110,6 +110,17 @@ struct TreeMask {
   }
 };
 
+// [num_tokens, 2]: query token i sees none but the keys from element (i, 0) to before element (i,
+// 1) of its sequence. Any numbers are good.
+struct KeyRanges {
+  const int32_t* data;  // null: no limits
+  int64_t token_stride;
+  int64_t end_stride;
+
+  PAGED_INLINE int64_t first(int64_t token) const { return data[token * token_stride]; }
+  PAGED_INLINE int64_t last(int64_t token) const { return data[token * token_stride + end_stride]; }
+};
+
 struct AttentionShape {
   Dtype dtype;  // of query and output
   Pool pool;
@@ -129,6 +140,7 @@ struct AttentionShape {
   bool has_alibi_slopes;
   bool has_sinks;
   TreeMask tree_mask;
+  KeyRanges key_ranges;
 };
 
 struct AttentionParams : AttentionShape {
@@ -146,7 +158,7 @@ struct Visible {
 
 // The query token at `position` of a sequence of `seq_len` keys. The position may be negative (more
 // query tokens than keys); such a row sees nothing under the causal mask. A tree mask hides some of
-// these keys, none of them context.
+// these keys, none of them context; key ranges cut them shorter.
 PAGED_INLINE Visible visible(const AttentionShape& shape, int64_t seq_len, int64_t position) {
   int64_t first = 0;
   int64_t last = seq_len;
@@ -157,6 +169,39 @@ PAGED_INLINE Visible visible(const AttentionShape& shape, int64_t seq_len, int64
   if (last < 0) last = 0;
   if (first > last) first = last;
   return {first, last};
+}
+
+// The same within the key range of query token `token` of the call.
+PAGED_INLINE Visible visible_to(const AttentionShape& shape, int64_t seq_len, int64_t position,
+                                int64_t token) {
+  Visible keys = visible(shape, seq_len, position);
+  if (shape.key_ranges.data == nullptr) return keys;
+  const int64_t first = shape.key_ranges.first(token);
+  const int64_t last = shape.key_ranges.last(token);
+  if (last < keys.last) keys.last = last < 0 ? 0 : last;
+  if (first > keys.first) keys.first = first;
+  if (keys.first > keys.last) keys.first = keys.last;
+  return keys;
+}
+
+// What at least one of some query tokens of the call, one after another, sees: with all between,
+// and for the first of them at `position`.
+PAGED_INLINE Visible visible_to_some(const AttentionShape& shape, int64_t seq_len, int64_t position,
+                                     int64_t token, int64_t num_tokens) {
+  // Both ends grow with the position, so the first and the last row decide.
+  if (shape.key_ranges.data == nullptr) {
+    return {visible(shape, seq_len, position).first,
+            visible(shape, seq_len, position + num_tokens - 1).last};
+  }
+  Visible all = {seq_len, 0};
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    const Visible keys = visible_to(shape, seq_len, position + i, token + i);
+    if (keys.first >= keys.last) continue;
+    if (keys.first < all.first) all.first = keys.first;
+    if (keys.last > all.last) all.last = keys.last;
+  }
+  if (all.first > all.last) all.first = all.last;
+  return all;
 }
 
 struct WriteKvShape {

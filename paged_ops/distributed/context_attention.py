@@ -39,8 +39,8 @@ def context_parallel_attention(
     group : torch.distributed.ProcessGroup, optional
         The ranks, as in `build_context_batch`. None: all.
     **options
-        As in `paged_ops.attention`, but no tree_mask and no out. The scales are those of this
-        rank's pool.
+        As in `paged_ops.attention`, but no tree_mask, no key_ranges and no out. The scales are
+        those of this rank's pool.
 
     Returns
     -------
@@ -101,7 +101,7 @@ def attend_to_part(
     lse : Tensor
         ``[num_tokens, num_heads]`` float32; -inf for such a row.
     """
-    refuse_unknown("attend_to_part", options, unserved=("sinks", "tree_mask"))
+    refuse_unknown("attend_to_part", options, unserved=("sinks", "tree_mask", "key_ranges"))
     num_tokens = len(batch.slot_mapping)
     if query.shape[0] != num_tokens:
         raise RuntimeError(f"query.shape[0] is {query.shape[0]}, expected {num_tokens}, as batch")

@@ -113,11 +113,12 @@ def check_limit(name: str, limit: object, lengths: Tensor) -> None:
         raise ValueError(f"{name} is {limit}, expected {longest} or more, the longest sequence")
 
 
-def check_lengths(name: str, lengths: Tensor, capacity: int, why: str) -> None:
-    """Refuse lengths that are negative or more than there is room for."""
-    for i, length in enumerate(lengths.tolist()):
-        if not 0 <= length <= capacity:
-            raise ValueError(f"{name}[{i}] is {length}, expected 0 to {capacity}: {why}")
+def check_lengths(name: str, lengths: Tensor, capacity: int | list[int], why: str) -> None:
+    """Refuse lengths that are negative or more than there is room for, one for all or for each."""
+    capacities = [capacity] * len(lengths) if isinstance(capacity, int) else capacity
+    for i, (length, room) in enumerate(zip(lengths.tolist(), capacities, strict=True)):
+        if not 0 <= length <= room:
+            raise ValueError(f"{name}[{i}] is {length}, expected 0 to {room}: {why}")
 
 
 def check_blocks(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paged_ops.arguments import INT32_MAX, checked_int
-from paged_ops.functional import attention_with_lse
+from paged_ops.functional import attention_with_lse, merge_states
 from paged_ops.ops.checks import AttentionOptions
 
 
@@ -38,7 +38,7 @@ class Window:
         ValueError, TypeError
             `window_size` is no pair of integers of -1 or more.
         """
-        if len(window_size) != 2:
+        if not isinstance(window_size, Sequence) or len(window_size) != 2:
             raise ValueError(f"window_size is {window_size}, expected a pair (left, right)")
         limits = [checked_int(f"window_size[{i}]", window_size[i], -1) for i in range(2)]
         # No sequence is longer than an int32 counts.
@@ -50,22 +50,48 @@ class Window:
         """Whether there is a limit at all."""
         return self.left is not None or self.right is not None
 
-    def settled(self, query_start_loc: Tensor, alibi_slopes: Tensor | None) -> Window:
-        """Return the window that does the same for these queries, causal if there is one each.
-
-        Raises
-        ------
-        ValueError
-            There are slopes, and a query could see keys after its own.
-        """
+    def settled(self, query_start_loc: Tensor) -> Window:
+        """Return the window that does the same for these queries, causal if there is one each."""
         if query_start_loc.numel() <= 1 or int(query_start_loc.diff().max()) <= 1:
             return Window(self.left, 0)  # the only query is the last: nothing comes after it
-        if alibi_slopes is not None and self.right != 0:
-            raise ValueError(
-                "alibi_slopes is a tensor, expected None: without causal a query of several sees "
-                "keys after its own, for which no such bias is served"
-            )
         return self
+
+
+class Cut(NamedTuple):
+    """What cuts off keys beside a window.
+
+    Attributes
+    ----------
+    leftpad : Tensor or None
+        ``[batch]`` int32: keys before it don't exist; positions count as ever.
+    chunk : int
+        A query sees the keys of its own chunk of so many positions, counted from `leftpad` on. 0:
+        all.
+    """
+
+    leftpad: Tensor | None = None
+    chunk: int = 0
+
+
+WHOLE = Cut()
+
+
+def check_cut(query: Tensor, window: Window, cut: Cut, alibi_slopes: Tensor | None) -> None:
+    """Refuse what needs key ranges where no kernel reads them.
+
+    Raises
+    ------
+    ValueError
+        The query isn't on the CPU, and an argument says what only the CPU's kernels serve.
+    """
+    given = {
+        "cache_leftpad": cut.leftpad is not None,
+        "attention_chunk": cut.chunk > 0,
+        "alibi_slopes": alibi_slopes is not None and window.right != 0,
+    }
+    for name, is_given in given.items():
+        if is_given and query.device.type != "cpu":
+            raise ValueError(f"{name} is served in this way on the CPU, not on {query.device}")
 
 
 class Keys(NamedTuple):
@@ -83,6 +109,7 @@ def attention_in_window(
     keys: Keys,
     window: Window,
     options: AttentionOptions,
+    cut: Cut = WHOLE,
 ) -> tuple[Tensor, Tensor]:
     """Attend as `paged_ops.attention_with_lse`, in a window with two sides.
 
@@ -97,7 +124,9 @@ def attention_in_window(
     window : Window
         What a query sees.
     options : AttentionOptions
-        As in `paged_ops.attention`: what makes the scores.
+        As in `paged_ops.attention`: what makes the scores. ALiBi goes by the absolute distance.
+    cut : Cut
+        Which keys there are, and how far a query sees beside the window.
 
     Returns
     -------
@@ -105,11 +134,6 @@ def attention_in_window(
         ``[num_tokens, num_heads, head_dim of value_cache]``.
     lse : Tensor
         ``[num_tokens, num_heads]`` float32.
-
-    Raises
-    ------
-    ValueError
-        There are slopes, and a query could see keys after its own.
 
     Examples
     --------
@@ -123,7 +147,10 @@ def attention_in_window(
     >>> [round(count) for count in lse.exp()[:, 0].tolist()]  # keys that each of them sees
     [4, 4, 3]
     """
-    window = window.settled(query_start_loc, options.get("alibi_slopes"))
+    window = window.settled(query_start_loc)
+    is_alibi_two_sided = window.right != 0 and options.get("alibi_slopes") is not None
+    if cut != WHOLE or is_alibi_two_sided:
+        return _in_ranges(query, query_start_loc, keys, window, options, cut)
     if window.right:
         return _two_sided(query, query_start_loc, keys, window, window.right, options)
     return _one_sided(query, query_start_loc, keys, window.left, window.right == 0, options)
@@ -141,6 +168,46 @@ def _one_sided(
     window = None if left is None else left + 1
     visible: AttentionOptions = {**options, "causal": causal, "sliding_window": window}
     return attention_with_lse(query, *keys, starts, **visible)
+
+
+def _in_ranges(
+    query: Tensor,
+    starts: Tensor,
+    keys: Keys,
+    window: Window,
+    options: AttentionOptions,
+    cut: Cut,
+) -> tuple[Tensor, Tensor]:
+    """Attend with the keys that each query sees said one by one."""
+    owners = torch.repeat_interleave(starts.diff())
+    rows = torch.arange(len(query), device=query.device)
+    at = keys.seq_lens.long()[owners] - starts[1:].long()[owners] + rows
+    pad = torch.zeros_like(at) if cut.leftpad is None else cut.leftpad.long()[owners]
+    first, end = pad, keys.seq_lens.long()[owners]
+    if window.left is not None:
+        first = torch.maximum(first, at - window.left)
+    if window.right is not None:
+        end = torch.minimum(end, at + window.right + 1)
+    if cut.chunk:
+        begin = at - (at - pad) % cut.chunk
+        first, end = torch.maximum(first, begin), torch.minimum(end, begin + cut.chunk)
+
+    def attend(first: Tensor, end: Tensor, slopes: Tensor | None) -> tuple[Tensor, Tensor]:
+        ranges = torch.stack([first, torch.maximum(first, end)], 1).clamp(min=0).to(torch.int32)
+        visible: AttentionOptions = {
+            **options,
+            "causal": False,
+            "key_ranges": ranges,
+            "alibi_slopes": slopes,
+        }
+        return attention_with_lse(query, *keys, starts, **visible)
+
+    slopes = options.get("alibi_slopes")
+    if slopes is None or window.right == 0:
+        return attend(first, end, slopes)
+    # The op's bias grows with the key's position: behind the query it has to fall again.
+    before = attend(first, torch.minimum(end, at + 1), slopes)
+    return merge_states(*before, *attend(torch.maximum(first, at + 1), end, -slopes))
 
 
 def _two_sided(

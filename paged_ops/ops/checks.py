@@ -34,6 +34,7 @@ class AttentionOptions(TypedDict, total=False):
     key_scale: Tensor | None
     value_scale: Tensor | None
     tree_mask: Tensor | None
+    key_ranges: Tensor | None
 
 
 def refuse_unknown(
@@ -250,6 +251,15 @@ class _Checks:
             ),
         )
 
+    def key_ranges(self, ranges: Tensor | None, query: Tensor) -> None:
+        if ranges is None:
+            return
+        self.rank("key_ranges", ranges, 2, "[num_tokens, 2]")
+        self.dtype("key_ranges", ranges, torch.int32)
+        self.same_device("key_ranges", ranges, "query", query)
+        self.size("key_ranges", ranges, 0, query.shape[0], "num_tokens of query")
+        self.size("key_ranges", ranges, 1, 2, "(first key, end)")
+
     def scalars(self, scale: float | None, sliding_window: int | None, softcap: float) -> None:
         self.require(
             scale is None or abs(scale) <= _FLOAT32_MAX,
@@ -295,6 +305,7 @@ def check_query(
     checks.per_head("alibi_slopes", slopes, query)
     checks.per_head("sinks", options.get("sinks"), query)
     checks.tree_mask(options.get("tree_mask"), query, sliding_window, slopes)
+    checks.key_ranges(options.get("key_ranges"), query)
 
 
 def check_attention(

@@ -39,7 +39,7 @@ class Heads(NamedTuple):
 
 _CACHES = {"key_cache": 2, "value_cache": 2}
 _SCALES = {"key_scale": -1, "value_scale": -1}
-_KEYWORDS = ("alibi_slopes", "sinks", *_SCALES, "tree_mask", "out")
+_KEYWORDS = ("alibi_slopes", "sinks", *_SCALES, "tree_mask", "key_ranges", "out")
 _ATTENTION = {"query": 1, **_CACHES, **_SCALES, "alibi_slopes": 0, "sinks": 0}
 
 WRITERS = ("write_kv.default", "copy_blocks.default")

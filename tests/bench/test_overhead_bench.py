@@ -26,6 +26,7 @@ def test_it_names_every_op_and_the_steps_of_the_layer(
     ):
         assert f"\n{name} " in printed
     assert "the bound is" in printed
+    assert "checking the block ids of 64 sequences" in printed
     assert printed.splitlines()[-1].split()[0] == "64"
 
 

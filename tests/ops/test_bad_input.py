@@ -384,6 +384,18 @@ def option_refusals(op: str) -> Iterator[Refusal]:
             arguments[name] = value
 
         yield Refusal(op, f"tree_mask with {name}", with_mask, (name, "None", "tree_mask"))
+    ranges = torch.zeros(3, 2, dtype=torch.int32)
+    for kind, value, says in (
+        ("of int64", ranges.long(), ("int64", "torch.int32")),
+        ("of float32", ranges.float(), ("float32", "torch.int32")),
+        ("of rank 1", ranges[0], ("1", "2")),
+        ("of rank 3", ranges[None], ("3", "2")),
+        ("of too few rows", ranges[:2], ("2", "3", "num_tokens")),
+        ("of too many rows", ranges.new_zeros(4, 2), ("4", "3", "num_tokens")),
+        ("of one column", ranges[:, :1], ("1", "2", "end")),
+        ("on another device", ranges.to("meta"), ("meta", "cpu")),
+    ):
+        yield Refusal(op, f"key_ranges {kind}", put("key_ranges", value), ("key_ranges", *says))
     for name in ("alibi_slopes", "sinks"):
         for kind, value, says in (
             ("rank 0", torch.tensor(1.0), ("0", "1")),

@@ -122,6 +122,7 @@ def quantised_samples() -> Iterator[tuple[str, str, dict[str, Any]]]:
         "tree_mask": torch.tensor([[True, False], [False, True], [True, False]]),
     }
     yield "attention", "int8", {**given, **tables, **query}
+    query["key_ranges"] = torch.tensor([[0, 3], [2, 9], [-1, 1]], dtype=torch.int32)
     yield "attention_with_lse", "int8", {**given, **tables, **query}
     yield "write_kv", "int8", {**given, **rows, "slot_mapping": slots.flip(0)}
     yield "copy_blocks", "int8", {**given, "block_mapping": torch.tensor([[5, 1], [2, 5]])}

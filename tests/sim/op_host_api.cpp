@@ -94,6 +94,7 @@ NAME(Pool);
 NAME(Rows);
 NAME(BlockTables);
 NAME(TreeMask);
+NAME(KeyRanges);
 
 // F(field), for each field, with commas between.
 #define EACH(...) __VA_OPT__(EXPAND(FIRST(__VA_ARGS__)))
@@ -149,9 +150,10 @@ std::string all_structs() {
            STRUCT(Rows, data, token_stride, head_stride),
            STRUCT(BlockTables, data, row_stride, column_stride),
            STRUCT(TreeMask, data, token_stride, column_stride, num_columns),
+           STRUCT(KeyRanges, data, token_stride, end_stride),
            STRUCT(AttentionShape, dtype, pool, block_tables, max_blocks_per_seq, batch, num_tokens,
                   num_heads, query, output, lse, scale, softcap, sliding_window, causal,
-                  has_query_start_loc, has_alibi_slopes, has_sinks, tree_mask),
+                  has_query_start_loc, has_alibi_slopes, has_sinks, tree_mask, key_ranges),
            STRUCT(WriteKvShape, dtype, pool, key, value, num_tokens, has_int64_slots),
            STRUCT(CopyBlocksShape, pool, num_copies, has_int64_ids, id_row_stride,
                   id_column_stride),

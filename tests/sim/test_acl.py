@@ -306,6 +306,14 @@ def test_float8_caches_on_the_npu_are_refused_by_every_op_by_name() -> None:
                 call(*arguments)
 
 
+def test_key_ranges_on_the_npu_are_refused_by_name() -> None:
+    pool = torch.randn(2, 2, 16, 1, 32).npu()
+    index = torch.tensor([[1]], dtype=torch.int32).npu(), torch.ones(1, dtype=torch.int32).npu()
+    ranges = torch.zeros(1, 2, dtype=torch.int32).npu()
+    with pytest.raises(RuntimeError, match=r"key_ranges is a tensor, expected None: .* NPU"):
+        paged_ops.attention(torch.randn(1, 2, 32).npu(), *pool.unbind(1), *index, key_ranges=ranges)
+
+
 def test_a_tree_mask_of_any_strides_is_read() -> None:
     decode = Decode()
     here, there = decode.arguments(), decode.arguments("npu:0")

@@ -28,6 +28,7 @@ struct AttentionInputs {
   Argument key_scale = stack.optional_tensor("key_scale");
   Argument value_scale = stack.optional_tensor("value_scale");
   Argument tree_mask = stack.optional_tensor("tree_mask");
+  Argument key_ranges = stack.optional_tensor("key_ranges");
 };
 
 // The values among them that are checked: of the sequences, and one more if there are rows past the
@@ -125,6 +126,18 @@ inline TreeMask check_tree_mask_shape(const Checks& checks, const AttentionInput
   return {static_cast<const uint8_t*>(mask.data()), mask.stride(0), mask.stride(1), mask.size(1)};
 }
 
+inline KeyRanges check_key_ranges(const Checks& checks, const Argument& ranges,
+                                  const Argument& query) {
+  if (!ranges.is_given()) return {};
+  checks.readable(ranges);
+  checks.rank(ranges, 2, "[num_tokens, 2]");
+  checks.dtype(ranges, ScalarType::Int);
+  checks.same_device(ranges, query);
+  checks.size(ranges, 0, query.size(0), "num_tokens of query");
+  checks.size(ranges, 1, 2, "(first key, end)");
+  return {static_cast<const int32_t*>(ranges.data()), ranges.stride(0), ranges.stride(1)};
+}
+
 // Everything but values and where the results go.
 inline AttentionShape check_attention_shapes(const Checks& checks, const AttentionInputs& in) {
   for (const Argument* arg :
@@ -148,6 +161,7 @@ inline AttentionShape check_attention_shapes(const Checks& checks, const Attenti
   shape.batch = in.seq_lens.size(0);
   check_query_start_loc_shape(checks, in.query_start_loc, in.query, shape.batch);
   shape.tree_mask = check_tree_mask_shape(checks, in);
+  shape.key_ranges = check_key_ranges(checks, in.key_ranges, in.query);
   shape.block_tables = tables_of(in.block_tables);
   shape.max_blocks_per_seq = in.block_tables.size(1);
   shape.num_tokens = in.query.size(0);
@@ -224,9 +238,9 @@ inline AttentionValues check_attention_values(const Checks& checks, const Attent
     const int64_t new_tokens = values.query_start_loc[i + 1] - values.query_start_loc[i];
     if (new_tokens == 0) continue;
     const int64_t length = values.seq_lens[i];
-    const Visible keys = {visible(shape, length, length - new_tokens).first,
-                          visible(shape, length, length - 1).last};
-    check_block_ids(checks, shape.pool, tables, i, keys);
+    check_block_ids(
+        checks, shape.pool, tables, i,
+        visible_to_some(shape, length, length - new_tokens, values.query_start_loc[i], new_tokens));
   }
   check_tree_mask_columns(checks, in.tree_mask, values.query_start_loc);
   own_padding(checks, shape.num_tokens, values);
@@ -247,7 +261,7 @@ inline Rows check_out(const Checks& checks, const Argument& out, const Attention
   checks.no_overlap(out);
   for (const Argument* read : {&in.query, &in.key_cache, &in.value_cache, &in.block_tables,
                                &in.seq_lens, &in.query_start_loc, &in.alibi_slopes, &in.sinks,
-                               &in.key_scale, &in.value_scale, &in.tree_mask}) {
+                               &in.key_scale, &in.value_scale, &in.tree_mask, &in.key_ranges}) {
     checks.no_shared_memory(out, *read);
   }
   return {out.mutable_data(), out.stride(0), out.stride(1)};

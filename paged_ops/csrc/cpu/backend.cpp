@@ -38,6 +38,7 @@ std::string isa() { return selected_isa().name; }
 const Backend backend = {
     .name = "CPU",
     .takes_float8 = true,
+    .takes_key_ranges = true,
     .reads_values = [] { return true; },
     // A copy of a tensor to itself returns at once.
     .touch =

@@ -287,6 +287,7 @@ std::string attention_kernel(std::string dtype, std::string cache_dtype, int64_t
 const Backend backend = {
     .name = "NPU",
     .takes_float8 = false,
+    .takes_key_ranges = false,
     .reads_values = checks_values,
     .touch = touch,
     .attention = attention,

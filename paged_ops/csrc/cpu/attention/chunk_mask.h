@@ -51,11 +51,19 @@ PAGED_INLINE uint32_t chunk_mask(const AttentionParams& params, const SeeingRow&
   return mask;
 }
 
-// The keys that all of some rows see, whatever a tree mask says. Both ends grow with the position,
-// so the first and the last row decide.
-PAGED_INLINE Visible seen_by_all(const SeeingRow* rows, int64_t num_rows, int64_t first_hidden) {
-  const int64_t last = rows[0].seen.last;
-  return {rows[num_rows - 1].seen.first, last < first_hidden ? last : first_hidden};
+// The keys that all of some rows see, whatever a tree mask says. Without key ranges both ends grow
+// with the position, so the first and the last row decide.
+PAGED_INLINE Visible seen_by_all(const AttentionParams& params, const SeeingRow* rows,
+                                 int64_t num_rows, int64_t first_hidden) {
+  int64_t first = rows[num_rows - 1].seen.first;
+  int64_t last = rows[0].seen.last;
+  if (params.key_ranges.data != nullptr) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      if (rows[r].seen.first > first) first = rows[r].seen.first;
+      if (rows[r].seen.last < last) last = rows[r].seen.last;
+    }
+  }
+  return {first, last < first_hidden ? last : first_hidden};
 }
 
 }  // namespace

@@ -149,7 +149,7 @@ class RowBlock {
 
   // Which chunks have keys that some row doesn't see, and what is seen there.
   void look_at_edges(const AttentionParams& params, int64_t first_key) {
-    const Visible all = seen_by_all(work_->rows, num_rows_, first_hidden_);
+    const Visible all = seen_by_all(params, work_->rows, num_rows_, first_hidden_);
     edges_ = 0;
     for (int64_t j = 0; j < num_chunks_; ++j) {
       const int64_t begin = first_key + j * kChunk;

@@ -76,18 +76,16 @@ class RowCursor {
 PAGED_INLINE Visible row_visible(const AttentionParams& params, const RowSpan& span,
                                  const QueryRow& row) {
   if (span.shared != nullptr) return span.shared->keys;
-  return visible(params, params.seq_lens[span.sequence], row.position);
+  return visible_to(params, params.seq_lens[span.sequence], row.position, row.token);
 }
 
-// All keys that some row of the span sees. Both ends grow with the position, so the first and the
-// last row decide.
+// All keys that some row of the span sees.
 PAGED_INLINE Visible span_visible(const AttentionParams& params, const RowSpan& span) {
   if (span.shared != nullptr) return span.shared->keys;
-  const int64_t seq_len = params.seq_lens[span.sequence];
-  const Visible first = visible(params, seq_len, query_row(params, span, 0).position);
-  const Visible last =
-      visible(params, seq_len, query_row(params, span, span.num_rows - 1).position);
-  return {first.first, last.last};
+  const QueryRow first = query_row(params, span, 0);
+  const QueryRow last = query_row(params, span, span.num_rows - 1);
+  return visible_to_some(params, params.seq_lens[span.sequence], first.position, first.token,
+                         last.token - first.token + 1);
 }
 
 // The pieces of so many keys that hold `keys`.

@@ -27,8 +27,16 @@ PieceRange SharedKeys::whole_pieces(const AttentionParams& params, int64_t seque
   const int64_t seq_len = params.seq_lens[sequence];
   const int64_t new_tokens = num_query_tokens(params, sequence);
   if (new_tokens == 0 || new_tokens * group_size(params) > kMostSharingRows) return {0, 0};
-  const int64_t first = visible(params, seq_len, seq_len - 1).first;
+  int64_t first = visible(params, seq_len, seq_len - 1).first;
   int64_t last = visible(params, seq_len, seq_len - new_tokens).last;
+  if (params.key_ranges.data != nullptr) {
+    for (int64_t t = 0; t < new_tokens; ++t) {
+      const Visible keys = visible_to(params, seq_len, seq_len - new_tokens + t,
+                                      params.query_start_loc[sequence] + t);
+      first = std::max(first, keys.first);
+      last = std::min(last, keys.last);
+    }
+  }
   if (params.tree_mask.data != nullptr) last = std::min(last, seq_len - new_tokens);
   return {(first + piece_keys - 1) / piece_keys, last / piece_keys};
 }
