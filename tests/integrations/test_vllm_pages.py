@@ -23,7 +23,7 @@ def make_page(order: str, content: int, dtype: torch.dtype) -> Tensor:
     """Return the page of one layer of two, amid memory of an order."""
     sizes = {"L": LAYERS, "B": BLOCKS, "H": HEADS, "N": BLOCK_SIZE}
     memory = torch.zeros(*(sizes[name] for name in order), content, dtype=dtype)
-    return memory.permute(*(order.index(name) for name in "LBHN"), 4)[1]
+    return memory.movedim([order.index(name) for name in "LBHN"], [0, 1, 2, 3])[1]
 
 
 @each_order
@@ -46,7 +46,7 @@ def test_what_is_written_through_a_page_is_attended_to(
     page = open_page(raw, KEY, cache_dtype)
     key, value = torch.randn(9, HEADS, KEY), torch.randn(9, HEADS, VALUE)
     blocks = torch.tensor([[3, 1, 4]], dtype=torch.int32)
-    slots = torch.tensor([int(blocks[0, i // BLOCK_SIZE]) * BLOCK_SIZE + i % BLOCK_SIZE for i in range(9)])
+    slots = (blocks[0, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:9]
     scales = {"key_scale": page.key_scale, "value_scale": page.value_scale}
 
     paged_ops.write_kv(key, value, page.key_cache, page.value_cache, slots, **scales)
@@ -91,16 +91,16 @@ def test_a_latents_value_is_the_beginning_of_its_key() -> None:
 
 
 @pytest.fixture
-def _vllm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def platforms(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Stand in for vLLM: a module that says whether it was built for the CPU."""
-    platforms = ModuleType("vllm.platforms")
-    platforms.cpu_platform_plugin = lambda: "vllm.platforms.cpu.CpuPlatform"  # type: ignore[attr-defined]
+    module = ModuleType("vllm.platforms")
+    module.cpu_platform_plugin = lambda: "vllm.platforms.cpu.CpuPlatform"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
-    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
-    return platforms
+    monkeypatch.setitem(sys.modules, "vllm.platforms", module)
+    return module
 
 
-@pytest.mark.usefixtures("_vllm")
+@pytest.mark.usefixtures("platforms")
 def test_the_platform_is_named_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PAGED_VLLM", raising=False)
     assert vllm.platform_if_asked() is None
@@ -111,9 +111,9 @@ def test_the_platform_is_named_only_if_asked(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_where_vllm_is_for_another_device_nothing_is_named(
-    _vllm: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    platforms: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PAGED_VLLM", "1")
-    _vllm.cpu_platform_plugin = lambda: None  # type: ignore[attr-defined]
+    platforms.cpu_platform_plugin = lambda: None  # type: ignore[attr-defined]
     assert vllm.platform_if_asked() is None
     assert "isn't built for the CPU" in caplog.text

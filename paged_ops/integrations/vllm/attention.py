@@ -232,6 +232,6 @@ class PagedImpl(AttentionImpl):  # type: ignore[misc]
         if self._opened is None or self._opened[0] is not kv_cache:
             page = open_page(kv_cache, self.head_size, self.kv_cache_dtype)
             if self._has_layer_scales:
-                page = page._replace(key_scale=layer._k_scale, value_scale=layer._v_scale)
+                page = Page(*page[:2], layer._k_scale, layer._v_scale)
             self._opened = kv_cache, page
         return self._opened[1]

@@ -62,11 +62,11 @@ def open_page(page: Tensor, head_size: int, cache_dtype: str = "auto") -> Page:
     torch.Size([4, 16, 2, 64])
     """
     rows = page.transpose(1, 2)
-    elements = ELEMENTS.get(cache_dtype)
     if cache_dtype not in SCALED_PER_TOKEN:
-        key, value = rows[..., :head_size], rows[..., head_size:]
-        return Page(*(half if elements is None else half.view(elements) for half in (key, value)))
-    value_start, end = head_size + SCALE_BYTES, rows.shape[-1] - SCALE_BYTES
+        elements = ELEMENTS.get(cache_dtype, page.dtype)
+        return Page(rows[..., :head_size].view(elements), rows[..., head_size:].view(elements))
+    elements, value_start = ELEMENTS[cache_dtype], head_size + SCALE_BYTES
+    end = rows.shape[-1] - SCALE_BYTES
     return Page(
         rows[..., :head_size].view(elements),
         rows[..., value_start:end].view(elements),

@@ -24,6 +24,20 @@ from tests.integrations.models import VOCABULARY, make_model
 
 HEAD_SIZE = 32  # the smallest that vLLM's own attention has
 
+_FURTHER = {
+    "gpt-oss": {  # vLLM knows no other
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+}
+
 
 def make_deepseek() -> PreTrainedModel:
     """Make a random model with latent attention, of the one size of latents that vLLM takes."""
@@ -80,7 +94,12 @@ def _with_large_weights(model_class: Any, config: Any) -> PreTrainedModel:
 
 def save_random(family: str, folder: Path, **changes: Any) -> Path:
     """Save a random model of a family whose next tokens depend on what it attends to."""
-    return save(make_model(family, **{"head_dim": HEAD_SIZE, **changes}), folder)
+    model = make_model(family, **{"head_dim": HEAD_SIZE, **_FURTHER.get(family, {}), **changes})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if family == "gemma2" and "post_" in name:
+                parameter.fill_(3)  # or the last token is the next one, over and over
+    return save(model, folder)
 
 
 def save_demo(folder: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,11 +21,24 @@ Tokens = list[int]
 
 
 def make_prompts(vocabulary: int, lengths: Sequence[int]) -> list[Tokens]:
-    """Make random prompts; the last repeats the end of the first, as prefix caches like it."""
+    """Make random prompts."""
     generator = torch.Generator().manual_seed(1)
     return [
         torch.randint(3, vocabulary, (length,), generator=generator).tolist() for length in lengths
     ]
+
+
+@contextmanager
+def _without_llvmlite() -> Iterator[None]:
+    """Hide the compiler that vLLM's speculation loads.
+
+    An engine that starts looks through all modules for kernels of its own, and stumbles over it.
+    """
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if "llvmlite" in name}
+    try:
+        yield
+    finally:
+        sys.modules.update(hidden)
 
 
 @contextmanager
@@ -41,7 +55,8 @@ def engine(model: Path, backend: str = OURS, **options: Any) -> Iterator[LLM]:
         "kv_cache_memory_bytes": 32 << 20,
         "disable_log_stats": False,
     }
-    llm = LLM(str(model), attention_backend=backend, **{**usual, **options})
+    with _without_llvmlite():
+        llm = LLM(str(model), attention_backend=backend, **{**usual, **options})
     try:
         yield llm
     finally:

@@ -57,7 +57,12 @@ def check_same(ours: Answers, theirs: Answers) -> None:
         ({"block_size": 32, "enable_prefix_caching": True}, ("prefix_cache_hits",)),
         ({"speculative_config": NGRAM}, ("spec_decode_num_accepted_tokens",)),
         (
-            {"block_size": 16, "enable_prefix_caching": True, "speculative_config": NGRAM, **CHUNKS},
+            {
+                "block_size": 16,
+                "enable_prefix_caching": True,
+                "speculative_config": NGRAM,
+                **CHUNKS,
+            },
             ("prefix_cache_hits", "spec_decode_num_accepted_tokens"),
         ),
         ({"block_size": 16, "num_gpu_blocks_override": 24}, ("num_preemptions",)),

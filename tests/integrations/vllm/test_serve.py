@@ -51,13 +51,14 @@ def server(tmp_path: Path, log: Path) -> Iterator[str]:
         "served-model-name": "demo",
     }
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+    changes = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+    vllm = str(Path(sys.executable).parent / "vllm")
     with log.open("w") as file:
         process = subprocess.Popen(
-            [str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--enforce-eager", *arguments],
+            [vllm, "serve", str(model), "--enforce-eager", *arguments],
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env={**os.environ, **changes},
             start_new_session=True,
         )
     address = f"http://127.0.0.1:{port}"
