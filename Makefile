@@ -20,8 +20,8 @@ BUILD_INPUT := setup.py $(filter-out tests/%,$(CXX_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo chat test test-chat test-npu test-torch test-vllm wheel wheels test-wheels docs \
-        test-docs nightly bench bench-vllm lint format sanitize valgrind profile clean
+.PHONY: help demo chat test test-chat test-npu test-torch test-vllm wheel wheels test-wheels docs
+.PHONY: test-docs nightly bench bench-vllm lint format sanitize valgrind profile clean
 
 help:
 	@echo 'make demo      build, then let a small language model answer several prompts at once'

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +24,15 @@ from paged_ops.bench.stories260k import (
     load_stories260k,
 )
 from paged_ops.demo.corpus import HELD_OUT, read_works
-from paged_ops.demo.model import ContiguousAttention, LanguageModel, load_model, read_config
+from paged_ops.demo.model import load_model, read_config
 from paged_ops.demo.tokenizer import Tokenizer
 from paged_ops.dtypes import LARGEST_ELEMENT, QUANTISED_DTYPES
-from paged_ops.engine import PagedLayers
+from paged_ops.engine import Model, PagedLayers
 from paged_ops.pool.scales import GRANULARITIES
 
 BLOCK_SIZE = 16
+WINDOW = 1024
+"""Tokens that a model reads at once, at most: all of a long context would take a CPU minutes."""
 CALIBRATION_TOKENS = 64
 
 
@@ -62,15 +64,15 @@ class Subject:
     ----------
     name : str
         What the table calls it.
-    model : LanguageModel
+    model : Model
         The model, in float32.
     texts : tuple of Tensor
-        ``[num_tokens]`` int64 each. They are read in windows of the model's positions, each without
-        what came before.
+        ``[num_tokens]`` int64 each. They are read in windows of the model's positions, or of
+        `WINDOW` tokens where it has more, each without what came before.
     """
 
     name: str
-    model: LanguageModel
+    model: Model
     texts: tuple[Tensor, ...]
 
     @property
@@ -78,11 +80,16 @@ class Subject:
         """Tokens that are predicted: all but the first of each text."""
         return sum(len(tokens) - 1 for tokens in self.texts)
 
+    @property
+    def window(self) -> int:
+        """Tokens of a window."""
+        return min(WINDOW, self.model.config.max_positions)
+
     def windows(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (inputs, targets)."""
-        length = self.model.config.max_positions
         for tokens in self.texts:
-            yield from zip(tokens[:-1].split(length), tokens[1:].split(length), strict=True)
+            parts = tokens[:-1].split(self.window), tokens[1:].split(self.window)
+            yield from zip(*parts, strict=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,13 +101,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tokens", type=int, default=4096, help="of those plays: %(default)s")
     parser.add_argument("--stories260k", type=Path, metavar="FOLDER", default=stories, help=MODEL)
+    parser.add_argument(
+        "--model", type=Path, metavar="FOLDER", help="of transformers, such as `make chat` leaves"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
 
 
 def run(options: argparse.Namespace) -> list[dict[str, object]]:
     """Print a row for each form of cache: nats per token of each text, and their rise."""
-    torch.set_num_threads(1)  # Matrices this small gain nothing from more.
+    if options.model is None:
+        torch.set_num_threads(1)  # Matrices this small gain nothing from more.
     subjects = [demo_subject(options.texts, options.tokens)]
+    if options.model is not None:
+        subjects.append(folder_subject(options.model, options.texts, options.tokens))
     if options.stories260k is not None:
         subjects += stories_subjects(options.stories260k)
     else:
@@ -140,13 +153,44 @@ def demo_subject(texts: Path | None = None, num_tokens: int = 4096) -> Subject:
     Subject
         Both.
     """
-    model, tokenizer = load_model(), Tokenizer.load()
+    tokenizer = Tokenizer.load()
     if texts is None:
-        snippet = read_config()["results"]["snippet"]["text"]
-        return Subject("demo", model, (torch.tensor(tokenizer.encode(snippet)),))
-    plays = [work.text for work in read_works(texts) if work.file in HELD_OUT]
-    tokens = tuple(torch.tensor(tokenizer.encode(text)[:num_tokens]) for text in plays)
-    return Subject("demo, plays", model, tokens)
+        found = [torch.tensor(tokenizer.encode(read_config()["results"]["snippet"]["text"]))]
+    else:
+        found = [torch.tensor(tokenizer.encode(play)[:num_tokens]) for play in plays(texts)]
+    return Subject("demo, plays" if texts else "demo", load_model(), tuple(found))
+
+
+def folder_subject(folder: Path, texts: Path | None = None, num_tokens: int = 4096) -> Subject:
+    """Return a model of transformers with three stories and the demo's text, or with whole plays.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the model.
+    texts, num_tokens
+        As `demo_subject`.
+
+    Returns
+    -------
+    Subject
+        Both.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from paged_ops.integrations.transformers import PackedModel
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    snippet = read_config()["results"]["snippet"]["text"]
+    found = [*WRITTEN_STORIES, snippet] if texts is None else list(plays(texts))
+    tokens = (tokenizer.encode(text, return_tensors="pt")[0][:num_tokens] for text in found)
+    return Subject(folder.name, PackedModel(model), tuple(tokens))
+
+
+def plays(folder: Path) -> Iterator[str]:
+    """Yield the texts of the held-out plays."""
+    return (work.text for work in read_works(folder) if work.file in HELD_OUT)
 
 
 def stories_subjects(folder: Path) -> Iterator[Subject]:
@@ -165,40 +209,62 @@ def loss(subject: Subject, form: Form) -> float:
     """
     model, config = subject.model, subject.model.config
     is_quantised = form.granularity is not None
-    shape = config.pool_shape(-(-config.max_positions // BLOCK_SIZE), BLOCK_SIZE)
     cache = PagedKVCache(
-        *shape,
+        config.num_layers,
+        -(-subject.window // BLOCK_SIZE),
+        BLOCK_SIZE,
+        config.num_kv_heads,
+        config.head_dim,
         torch.float32 if is_quantised else form.cache_dtype,
         cache_dtype=form.cache_dtype,
         scale_granularity=form.granularity or "token",
     )
     if form.granularity in ("head", "tensor"):
         calibrate(cache, model, subject.texts[0][:CALIBRATION_TOKENS])
-    manager = BlockManager(cache.num_blocks, BLOCK_SIZE, prefix_caching=False)
-    nats = 0.0
-    for inputs, targets in subject.windows():
-        manager.allocate("window", len(inputs))
-        layers = PagedLayers(cache, build_batch(manager, ["window"], [len(inputs)]))
-
-        def attend(layer: int, *rows: Tensor, layers: PagedLayers = layers) -> Tensor:
-            return layers(layer, *(each.to(cache.dtype) for each in rows)).float()
-
-        logits = model(inputs, torch.arange(len(inputs)), attend)
-        nats += float(F.cross_entropy(logits, targets, reduction="sum"))
-        manager.free("window")
+    nats = sum(
+        float(F.cross_entropy(_logits(model, cache, inputs), targets, reduction="sum"))
+        for inputs, targets in subject.windows()
+    )
     return nats / subject.num_predicted
 
 
-def calibrate(cache: PagedKVCache, model: LanguageModel, tokens: Tensor) -> None:
+def calibrate(cache: PagedKVCache, model: Model, tokens: Tensor) -> None:
     """Set the scales so that the largest magnitude of some tokens becomes the largest element."""
-    plain = ContiguousAttention(model.config)
+    config = model.config
+    plain = PagedKVCache(
+        config.num_layers,
+        -(-len(tokens) // BLOCK_SIZE),
+        BLOCK_SIZE,
+        config.num_kv_heads,
+        config.head_dim,
+        torch.float32,
+    )
     largest = LARGEST_ELEMENT[cache.cache_dtype]
 
-    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def set_scales(layer: int, key: Tensor, value: Tensor) -> None:
         scales = [rows.abs().amax((0, 2)) / largest for rows in (key, value)]
         if cache.scale_granularity == "tensor":
             scales = [per_head.max() for per_head in scales]
         cache.set_scales(layer, *scales)
-        return plain(layer, query, key, value)
 
-    model(tokens, torch.arange(len(tokens)), attend)
+    _logits(model, plain, tokens, set_scales)
+
+
+def _logits(
+    model: Model,
+    cache: PagedKVCache,
+    tokens: Tensor,
+    see: Callable[[int, Tensor, Tensor], None] = lambda layer, key, value: None,
+) -> Tensor:
+    """Return the logits of every token, through the empty cache; `see` is shown keys and values."""
+    manager = BlockManager(cache.num_blocks, BLOCK_SIZE, prefix_caching=False)
+    manager.allocate("window", len(tokens))
+    layers = PagedLayers(cache, build_batch(manager, ["window"], [len(tokens)]))
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        see(layer, key, value)
+        rows = (each.to(cache.dtype) for each in (query, key, value))
+        return layers(layer, *rows, **options).float()
+
+    everyone = torch.arange(len(tokens))
+    return model(tokens, everyone, attend, rows=everyone)

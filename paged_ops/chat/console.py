@@ -14,7 +14,9 @@ Type a message, and others while it is answered:
   /fork        begin one that has gone like this one so far; if this one is answering, so is that
   /stop        end the answer here
   /pool        draw the pool
-  /quit        leave (Ctrl-D, too)"""
+  /quit        leave (Ctrl-D, too)
+"40/57 found, 0.09 s, 22.0 tokens/s" is of an answer: 40 of 57 prompt tokens lay in the pool,
+its first word came after 0.09 s, and the others at that rate."""
 
 COMMANDS = ("new", "fork", "stop", "pool", "help", "quit")
 

@@ -60,16 +60,16 @@ class Conversation:
 
     @property
     def account(self) -> str:
-        """What the last turn took, in words."""
+        """Of the last turn: prompt tokens found, seconds to the first token, the rate after."""
         if self.request is None:
             return "nothing asked yet"
-        found = f"{self.request.num_cached} of {len(self.request.prompt)} prompt tokens found"
         if not self.first_token:
             return "waits"
         count = len(self.request.generated)
-        account = f"{found}, first word after {self.first_token - self.asked:.2f} s"
+        account = f"{self.request.num_cached}/{len(self.request.prompt)} found, "
+        account += f"{self.first_token - self.asked:.2f} s"
         if self.ended > self.first_token:
-            account += f", then {(count - 1) / (self.ended - self.first_token):.1f} tokens/s"
+            account += f", {(count - 1) / (self.ended - self.first_token):.1f} tokens/s"
         return account
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from paged_ops.blocks.manager import BlockManager
 from paged_ops.demo.pool_picture import DIM, RESET, letter, paint
 
-LEGEND = "A held by A, 2 shared by 2, a kept, . free"
+LEGEND = "A held by A, 2 shared by 2, a kept for A, * for all, . free"
 
 
 class PoolMap:
@@ -64,9 +64,11 @@ class PoolMap:
             return f"\x1b[1m{count}{RESET}" if in_colour else count
         if holders:
             return paint(letter(holders[0]), holders[0], in_colour=in_colour)
-        if block in kept:
-            owner = self._last_holder[block]
+        owner = self._last_holder.get(block)
+        if block in kept and owner is not None:
             return paint(letter(owner).lower(), owner, in_colour=in_colour)
+        if block in kept:
+            return "*"
         return f"{DIM}.{RESET}" if in_colour else "."
 
     def account(self) -> list[str]:

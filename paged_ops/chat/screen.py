@@ -151,7 +151,7 @@ def whole_screen(descriptor: int) -> Iterator[None]:
     """Take over the terminal: its second screen, keys one by one; give it back in any case."""
     before = termios.tcgetattr(descriptor)
     try:
-        tty.setcbreak(descriptor)
+        tty.setcbreak(descriptor, termios.TCSADRAIN)  # what was typed already isn't lost
         sys.stdout.write(ENTER_SCREEN)
         yield
     finally:
