@@ -207,7 +207,7 @@ test-vllm: $(VENV_VLLM)/.wheel
 		tests/integrations/vllm
 
 bench-vllm: $(VENV_VLLM)/.wheel
-	cd $(COPY_VLLM)/.. && $(abspath $(VENV_VLLM))/bin/python -m paged_ops.bench vllm $(BENCH_VLLM)
+	cd build && $(abspath $(VENV_VLLM))/bin/python -m paged_ops.bench vllm $(BENCH_VLLM)
 
 $(VENV_VLLM)/.packages: tests/integrations/vllm/requirements.txt
 	$(PYTHON) -m venv $(VENV_VLLM)

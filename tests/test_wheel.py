@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from configparser import ConfigParser
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -101,12 +102,13 @@ def test_the_wheel_has_the_benchmarks_and_no_tests(wheel: Path) -> None:
     assert not [file.filename for file in files if "test" in file.filename.replace("self_test", "")]
 
 
-def test_the_wheel_names_a_plugin_to_vllm_that_is_there(wheel: Path) -> None:
+@pytest.mark.parametrize("group", ["vllm.general_plugins", "vllm.platform_plugins"])
+def test_the_wheel_names_a_plugin_to_vllm_that_is_there(group: str, wheel: Path) -> None:
+    points = ConfigParser()
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith("/entry_points.txt"))
-        lines = archive.read(name).decode().split()
-    assert lines[0] == "[vllm.general_plugins]"
-    module, _, function = "".join(lines[1:]).partition("=")[2].partition(":")
+        points.read_string(archive.read(name).decode())
+    module, _, function = points[group]["paged_ops"].partition(":")
     assert callable(getattr(importlib.import_module(module), function))
 
 

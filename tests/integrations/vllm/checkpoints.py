@@ -104,9 +104,14 @@ def save_random(family: str, folder: Path, **changes: Any) -> Path:
 
 def save_demo(folder: Path) -> Path:
     """Save the demo's trained model, whose choices are those of a language model."""
+    save_tokenizer(folder)
+    return save(load_llama(), folder)
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Save the demo's tokenizer, for what asks for one though it is given tokens."""
     shutil.copy(Path(demo.__file__).parent / "tokenizer.json", folder)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    return save(load_llama(), folder)
 
 
 def save(model: PreTrainedModel, folder: Path) -> Path:

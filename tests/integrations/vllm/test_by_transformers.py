@@ -49,9 +49,11 @@ def test_alibi_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
 
 def test_an_encoder_gives_the_vectors_of_transformers(tmp_path: Path) -> None:
     model = checkpoints.make_bert()
+    checkpoints.save_tokenizer(tmp_path)
     options = {
         "runner": "pooling",
         "pooler_config": {"pooling_type": "CLS", "use_activation": False},
+        "skip_tokenizer_init": False,
     }
     with engine(checkpoints.save(model, tmp_path), OURS, **options) as llm:
         outputs = llm.embed([{"prompt_token_ids": prompt} for prompt in PROMPTS], use_tqdm=False)

