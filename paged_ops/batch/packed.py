@@ -82,7 +82,6 @@ def attention_packed(
     key_start_loc: Tensor | None = None,
     *,
     max_seq_len: int | None = None,
-    causal: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Tensor:
     """Attend without a cache: the layers of an encoder, and cross attention to one.
@@ -95,10 +94,8 @@ def attention_packed(
         As in `view_packed`.
     query_start_loc, key_start_loc : Tensor
         ``[batch + 1]`` int32: where each sequence begins, in query and in key. None: the same.
-    causal : bool
-        As in `paged_ops.attention`, but False unless given.
     **options
-        As in `paged_ops.attention`.
+        As in `paged_ops.attention`, but causal is False unless given.
 
     Returns
     -------
@@ -118,5 +115,5 @@ def attention_packed(
     """
     starts = query_start_loc if key_start_loc is None else key_start_loc
     keys = view_packed(key, value, starts, max_seq_len=max_seq_len)
-    options["causal"] = causal
+    options.setdefault("causal", False)
     return attention(query, *keys, query_start_loc, **options)

@@ -118,6 +118,33 @@ def test_blocks_that_no_range_reaches_are_never_looked_at() -> None:
             paged_ops.attention(*call, causal=False, key_ranges=given_ranges)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_queries", [3, 150])
+def test_ranges_of_long_sequences_lie_anywhere_and_garbage_between_them(
+    dtype: torch.dtype, num_queries: int
+) -> None:
+    made = make_sequences([5000, 300], [num_queries, 2], num_heads=2, head_dim=32, dtype=dtype)
+    first = torch.randint(0, 4000, (num_queries + 2,)) // 700 * 700
+    ranges = torch.stack([first, first + torch.randint(1, 900, first.shape)], 1).int()
+    ranges[0] = torch.tensor([0, 5000])
+    for options in ({}, {"softcap": 2.0}):
+        output, lse = run(made.with_options(causal=False, key_ranges=ranges, **options))
+        assert_accurate(made.with_options(causal=False, key_ranges=ranges, **options), output, lse)
+    ranges[0] = torch.tensor([4990, 4999])
+    seen = torch.zeros(5000, dtype=torch.bool)
+    for begin, end in ranges[:num_queries].tolist():
+        seen[begin:end] = True
+    keys, values = made.keys[0].clone(), made.values[0].clone()
+    keys[~seen], values[~seen] = math.nan, math.inf
+    poisoned = replace(made, keys=(keys, made.keys[1]), values=(values, made.values[1]))
+    for each in zip(
+        run(made.with_options(causal=False, key_ranges=ranges)),
+        run(poisoned.with_options(causal=False, key_ranges=ranges), Placement(block_size=3)),
+        strict=True,
+    ):
+        assert same_bits(*each)
+
+
 def dense_rule(made: Sequences, causal: Tensor, window: int | None, spans: Tensor) -> Tensor:
     """Return which keys each row sees, element by element: [num_tokens, longest]."""
     longest = max(made.seq_lens)
