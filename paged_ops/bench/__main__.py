@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from paged_ops.bench import accuracy, compile, manager, overhead, quantised, vllm_engines
+from paged_ops.bench import accuracy, compile, manager, overhead, prefix, quantised, vllm_engines
 from paged_ops.bench.attention import command as attention
 from paged_ops.bench.memory import command as memory
 from paged_ops.bench.serving import command as serving
@@ -17,6 +17,7 @@ BENCHMARKS = {
     "manager": manager,
     "memory": memory,
     "overhead": overhead,
+    "prefix": prefix,
     "quantised": quantised,
     "serving": serving,
     "vllm": vllm_engines,

@@ -54,15 +54,12 @@ def read_gguf(file: Path) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
     )
-    config = model.config.to_dict()
-    del config["quantization_config"]
-    plain: PreTrainedModel = type(model)(type(model.config)(**config))
-    plain.load_state_dict(model.state_dict())
-    plain.eval()
-    return plain
+    model.hf_quantizer = None  # type: ignore[assignment]
+    del model.config.quantization_config
+    return model
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -62,6 +62,8 @@ class Engine:
         Requests that run at the same time.
     sampler : Sampler
         How tokens are chosen.
+    prefix_caching : bool
+        Whether prompts find what others have left in the pool.
 
     Examples
     --------
@@ -88,6 +90,7 @@ class Engine:
         block_size: int,
         max_batch: int,
         sampler: Sampler | None = None,
+        prefix_caching: bool = True,
     ) -> None:
         config = model.config
         self.model = model
@@ -100,7 +103,7 @@ class Engine:
             next(model.parameters()).dtype,
             head_dim_v=getattr(config, "head_dim_v", None),
         )
-        self.manager = BlockManager(num_blocks, block_size)
+        self.manager = BlockManager(num_blocks, block_size, prefix_caching=prefix_caching)
         self._decode_batches = DecodeBatches(self.manager)
         self.max_batch = checked_int("max_batch", max_batch, 1)
         self.sampler = Sampler() if sampler is None else sampler

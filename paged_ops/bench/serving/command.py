@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     def add(flag: str, default: int, what: str) -> None:
         parser.add_argument(flag, type=int, default=default, help=f"{what} (default: {default})")
 
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="FOLDER",
+        help="of transformers, such as `make chat` leaves; default: one of random weights",
+    )
     add("--requests", 64, "requests of the queue")
     add("--max-length", 512, "tokens of a request, at most")
     add("--rows", 4, "rows of full length that the memory holds")
@@ -34,13 +41,15 @@ def run(options: argparse.Namespace) -> None:
     """Serve the same queue in every way, then compare decode steps at equal batch."""
     # transformers, an extra, is imported by these.
     from paged_ops.bench.serving import contiguous, equal_batch, paged, report
-    from paged_ops.bench.serving.workload import Shape, make_jobs
+    from paged_ops.bench.serving.workload import Shape, bytes_per_token, load, make_jobs
 
     torch.set_num_threads(options.threads)
     shape = Shape(options.layers, options.heads, max(1, options.heads // 4))
     positions = max(options.max_length, options.context + options.steps)
-    model = shape.build(positions)
-    jobs = make_jobs(options.requests, options.max_length, shape.vocab_size)
+    build = partial(load, options.model) if options.model else partial(shape.build, positions)
+    model = build()
+    vocab_size = model.config.vocab_size
+    jobs = make_jobs(options.requests, options.max_length, vocab_size)
     num_slots = options.rows * options.max_length
     parameters = sum(parameter.numel() for parameter in model.parameters())
     info = paged_ops.backend_info()
@@ -49,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
         f"{parameters:,} parameters, float32\n"
         f"{len(jobs)} requests, {sum(len(job.prompt) for job in jobs)} prompt tokens and "
         f"{sum(job.num_new for job in jobs)} new ones; "
-        f"memory for {num_slots} tokens ({num_slots * shape.bytes_per_token / 2**20:.0f} MiB)"
+        f"memory for {num_slots} tokens ({num_slots * bytes_per_token(model) / 2**20:.0f} MiB)"
     )
     print(head + "\n", flush=True)
     outcomes = {
@@ -59,10 +68,8 @@ def run(options: argparse.Namespace) -> None:
     outcomes["paged"] = paged.serve(model, jobs, num_slots, options.block_size)
     rows = [report.as_row(name, outcome) for name, outcome in outcomes.items()]
     print(report.as_text(rows), flush=True)
-    prompts = [[i % shape.vocab_size] * options.context for i in range(options.batch)]
-    speeds = equal_batch.speeds(
-        lambda: shape.build(positions), prompts, options.steps, options.block_size
-    )
+    prompts = [[i % vocab_size] * options.context for i in range(options.batch)]
+    speeds = equal_batch.speeds(build, prompts, options.steps, options.block_size)
     equal = [{"cache": name, "tokens/s": round(speed, 1)} for name, speed in speeds.items()]
     print(f"\ndecode steps, {options.batch} rows of {options.context} tokens and more")
     print(report.as_text(equal), flush=True)

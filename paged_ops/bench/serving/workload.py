@@ -1,8 +1,10 @@
-"""What is served: a Llama-shaped model of random weights, and a queue of requests."""
+"""What is served: a Llama, of random weights or trained, and a queue of requests."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -40,10 +42,19 @@ class Shape:
         model.eval()
         return model
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of a token's keys and values over all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * 64 * 4
+
+def load(folder: Path) -> LlamaForCausalLM:
+    """Read a trained model in float32."""
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval()
+    return model
+
+
+def bytes_per_token(model: LlamaForCausalLM) -> int:
+    """Return the bytes of a token's keys and values over all layers, in float32."""
+    config = model.config
+    sizes = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+    return 2 * 4 * math.prod(size or 0 for size in sizes)
 
 
 class Job(NamedTuple):
