@@ -16,8 +16,9 @@ constexpr int64_t kStateBuffers = 5;  // of a granule for each of 8 rows
 // The cube core multiplies fractals of 16 x 16 elements of 16 bits.
 constexpr int64_t kHalf = 2;
 constexpr int64_t kSide = 16;
-constexpr int64_t kL0Bytes = 64 * 1024;    // of L0A, of L0B
-constexpr int64_t kL0cBytes = 128 * 1024;  // of L0C
+constexpr int64_t kMostDenseWidth = 63 * kSide;  // a filter moves 63 granules of L1 at most
+constexpr int64_t kL0Bytes = 64 * 1024;          // of L0A, of L0B
+constexpr int64_t kL0cBytes = 128 * 1024;        // of L0C
 
 // Of a square of 128 x 128 the left factor, the right one (head_dim 128) and the sums each fill
 // half of their memory, so that two are in flight.
@@ -234,6 +235,16 @@ bool splits_on_groups(const AttentionTilingData& tiling, const Soc& soc) {
          states_bytes(tiling) <= kWorkspaceLimit;
 }
 
+// Whether keys and values come into L1 as they lie: where they are dense, one long piece of each
+// block comes in faster than its rows one by one. The loads of L0 that make factors of it may be
+// slower than those of fractals, which doesn't matter while a band has few rows.
+bool has_dense_tiles(const AttentionTilingData& tiling) {
+  const auto is_dense = [](const CacheLayout& layout) {
+    return layout.token_stride == layout.head_dim && layout.head_dim <= kMostDenseWidth;
+  };
+  return tiling.max_rows == kSide && is_dense(tiling.key) && is_dense(tiling.value);
+}
+
 // Bands of a unit: two, where they fit and there are enough for all groups. A row's bits don't
 // depend on it.
 int64_t choose_bands(const AttentionTilingData& tiling, const AttentionStep& step, const Soc& soc) {
@@ -252,6 +263,7 @@ LaunchPlan<AttentionTilingData> plan_mixed(AttentionTilingData tiling, Dtype dty
       *choose_cube_step(tiling.key.head_dim, tiling.value.head_dim, most_rows(tiling));
   tiling.max_rows = step.rows;
   tiling.tile = step.tile;
+  tiling.dense_tiles = has_dense_tiles(tiling);
   tiling.part_elements = part_elements(tiling.value.head_dim);
   const int64_t slot = kL0Bytes / 2 / kHalf;
   tiling.key_columns = equal_parts(tiling.key.head_dim, slot / std::max(step.rows, step.tile));

@@ -94,6 +94,7 @@ struct AttentionTilingData {
   int64_t split;       // 1: pieces are spread over the cores, states go through the workspace
   int64_t max_pieces;  // of a sequence that fills its row of block_tables
   // Of the kernel on cube and vector cores.
+  int64_t dense_tiles;     // 1: keys and values lie in L1 as they do in GM
   int64_t key_columns;     // elements of a key that one load of L0 takes
   int64_t value_columns;   // elements of a value
   int64_t chunk_buffers;   // of kChunkScores, in UB

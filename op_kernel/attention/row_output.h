@@ -48,21 +48,25 @@ class RowOutput {
   // The beginning of Write: states become rows, lse is written.
   __aicore__ inline void Finish(const Unit& unit, const RowState& state,
                                 const RowScratch& scratch) {
-    bool has_infinite_sink = false;
+    bool has_odd_sink = false;
     if (tiling_->has_sinks != 0) {
       for (int64_t r = 0; r < unit.num_rows; ++r) {
         const float sink = SinkOf(unit, r);
-        has_infinite_sink = has_infinite_sink || sink == kInf;
-        SetLane(sink_lanes_, r, sink == kInf ? kHighest : sink);
+        has_odd_sink = has_odd_sink || IsOdd(sink);
+        SetLane(sink_lanes_, r, sink != sink ? kLowest : sink == kInf ? kHighest : sink);
+      }
+      if (has_odd_sink) {
+        SpoilRows(unit, state, scratch);
       }
       // A sink joins the denominator like a key of that score; it has no value.
       Rescale(state, sink_lanes_, ones_, scratch, unit.num_rows, width_);
     }
     Normalise(state, scratch, unit.num_rows, width_);
     if (tiling_->has_lse != 0) {
-      for (int64_t r = 0; has_infinite_sink && r < unit.num_rows; ++r) {
-        if (SinkOf(unit, r) == kInf) {
-          SetLane(state.max, r, kInf);
+      for (int64_t r = 0; has_odd_sink && r < unit.num_rows; ++r) {
+        const float sink = SinkOf(unit, r);
+        if (IsOdd(sink)) {
+          SetLane(state.max, r, sink);
         }
       }
       StoreLse(unit, state);
@@ -92,6 +96,31 @@ class RowOutput {
  private:
   __aicore__ inline float SinkOf(const Unit& unit, int64_t r) const {
     return sinks_.GetValue(RowAt(*tiling_, unit, r).head);
+  }
+
+  // Sinks that the arithmetic doesn't take as they are: the lse of their rows is the sink itself.
+  PAGED_INLINE static bool IsOdd(float sink) { return sink == kInf || sink != sink; }
+
+  // Rows of a sink that is NaN become NaN if they have weights. The sum of weights is 0 or about 1
+  // at least, so it becomes 0 or infinite, and NaN only then if it is taken from itself.
+  __aicore__ inline void SpoilRows(const Unit& unit, const RowState& state,
+                                   const RowScratch& scratch) {
+    const int32_t lanes = LanesOf(unit.num_rows);
+    AscendC::Muls(scratch.keep, state.sum, kHighest, lanes);
+    Barrier();
+    AscendC::Muls(scratch.keep, scratch.keep, kHighest, lanes);
+    Barrier();
+    AscendC::Sub(scratch.keep, scratch.keep, scratch.keep, lanes);
+    Barrier();
+    for (int64_t r = 0; r < unit.num_rows; ++r) {
+      if (SinkOf(unit, r) == SinkOf(unit, r)) {
+        SetLane(scratch.keep, r, 0.0f);
+      }
+    }
+    BroadcastLanes(scratch.factor, scratch.keep, unit.num_rows);
+    Barrier();
+    AddScaledRows(state.acc, state.acc, scratch.factor, unit.num_rows, width_);
+    Barrier();
   }
 
   // Copies rows of one token, or of all tokens whose rows are there; says how many.

@@ -33,9 +33,10 @@ constexpr uint32_t kL0Elements = 16 * 1024;  // of 16 bits: one of two buffers i
 // used while the next ones come in.
 constexpr int32_t kTilesInL1 = 4;
 
-// With kWidth keys and values are so wide and tiles kTileKeys keys, and a factor is all of a tile:
-// then the compiler knows what most instructions are told. With 0 all that is the tiling's.
-template <typename T, int64_t kWidth, int64_t kTileKeys>
+// With kWidth keys and values are so wide and tiles kTileKeys keys, dense or not, and a factor is
+// all of a tile: then the compiler knows what most instructions are told. With 0 all that is the
+// tiling's.
+template <typename T, int64_t kWidth, int64_t kTileKeys, bool kDense>
 class CubeHalf {
  public:
   __aicore__ inline void Init(const AttentionTensors& tensors, const AttentionTilingData& tiling,
@@ -51,6 +52,9 @@ class CubeHalf {
     blocks_hold_tiles_ = (tiling.block_size & (TileKeys() - 1)) == 0 &&
                          RowsAreNear(KeyDim(), tiling.key.token_stride) &&
                          RowsAreNear(ValueDim(), tiling.value.token_stride);
+    if (IsDense()) {
+      DescribeDenseRows(TileKeys(), Larger(KeyDim(), ValueDim()));
+    }
     InitBuffers(pipe);
   }
 
@@ -109,6 +113,7 @@ class CubeHalf {
   PAGED_INLINE int64_t KeyDim() const { return kWidth != 0 ? kWidth : tiling_->key.head_dim; }
   PAGED_INLINE int64_t ValueDim() const { return kWidth != 0 ? kWidth : tiling_->value.head_dim; }
   PAGED_INLINE int64_t TileKeys() const { return kWidth != 0 ? kTileKeys : tiling_->tile; }
+  PAGED_INLINE bool IsDense() const { return kWidth != 0 ? kDense : tiling_->dense_tiles != 0; }
   PAGED_INLINE uint32_t KeyColumns() const {
     return static_cast<uint32_t>(kWidth != 0 ? kWidth : tiling_->key_columns);
   }
@@ -289,7 +294,7 @@ class CubeHalf {
     for (uint32_t c = 0; c < width; c += KeyColumns()) {
       const uint32_t columns = Part(width, c, KeyColumns());
       const uint32_t buffer = factor_ring_.Begin();
-      LoadRows<false>(Left(buffer), keys, num_keys, width, c, columns);
+      LoadTile<false>(Left(buffer), keys, num_keys, width, c, columns);
       LoadColumns<false>(Right(buffer), queries[c * rows], rows, columns, rows);
       factor_ring_.Filled(buffer);
       const Factors factors = {num_keys, half, rows, columns, 0};
@@ -333,16 +338,25 @@ class CubeHalf {
                               const TilePlace& place) const {
     const int64_t from =
         place.block * layout.block_stride + place.slot * layout.token_stride + head;
-    CopyMatricesToL1(tiles_[at], cache[from], TileKeys() / kFractal, kFractal, width,
-                     layout.token_stride);
+    if (IsDense()) {
+      AscendC::DataCopy(tiles_[at], cache[from], static_cast<uint32_t>(TileKeys() * width));
+    } else {
+      CopyMatricesToL1(tiles_[at], cache[from], TileKeys() / kFractal, kFractal, width,
+                       layout.token_stride);
+    }
   }
 
   // Brings in what there is of one.
   __aicore__ inline void CopyPart(uint32_t at, const AscendC::GlobalTensor<T>& cache,
                                   const CacheLayout& layout, int64_t width, const PieceStep& step,
                                   int64_t begin, const Tile& tile) const {
-    CopyTileToL1(tiles_[at], cache, layout, width, tables_, step.unit, step.begin + begin,
-                 tile.seen, tile.span);
+    if (IsDense()) {
+      CopyDenseTileToL1(tiles_[at], cache, layout, width, tables_, step.unit, step.begin + begin,
+                        tile.seen, tile.span);
+    } else {
+      CopyTileToL1(tiles_[at], cache, layout, width, tables_, step.unit, step.begin + begin,
+                   tile.seen, tile.span);
+    }
   }
 
   // ---- products = weights x values
@@ -386,7 +400,7 @@ class CubeHalf {
       const uint32_t columns = Part(width, c, ValueColumns());
       const uint32_t buffer = factor_ring_.Begin();
       LoadColumns<true>(Left(buffer), weights, num_keys, rows, static_cast<uint32_t>(TileKeys()));
-      LoadRows<true>(Right(buffer), values, num_keys, width, c, columns);
+      LoadTile<true>(Right(buffer), values, num_keys, width, c, columns);
       factor_ring_.Filled(buffer);
       const Factors factors = {rows, cube.product_half, columns, num_keys, c};
       Multiply(products_, product_, buffer, factors, opens, opens && c == 0,
@@ -416,6 +430,18 @@ class CubeHalf {
   }
   PAGED_INLINE AscendC::LocalTensor<T> Right(uint32_t buffer) const {
     return right_[buffer * kL0Elements];
+  }
+
+  // Loads columns of keys as the left factor, or of values as the right one.
+  template <bool kRight>
+  PAGED_INLINE void LoadTile(const AscendC::LocalTensor<T>& to, const AscendC::LocalTensor<T>& from,
+                             uint32_t rows, uint32_t width, uint32_t column,
+                             uint32_t columns) const {
+    if (IsDense()) {
+      LoadDenseRows(to, from, rows, width, column, columns);
+    } else {
+      LoadRows<kRight>(to, from, rows, width, column, columns);
+    }
   }
 
   // Of a product, what one load of L0 gives: its columns from `column` on, as a product, or as a
@@ -537,10 +563,12 @@ class AttentionCube {
                           tiling_->value.head_dim == kUsualWidth &&
                           tiling_->key_columns == kUsualWidth &&
                           tiling_->value_columns == kUsualWidth && tiling_->tile == kUsualTile;
-    if (is_usual) {
-      Run<kUsualWidth, kUsualTile>();
+    if (!is_usual) {
+      Run<0, 0, false>();
+    } else if (tiling_->dense_tiles != 0) {
+      Run<kUsualWidth, kUsualTile, true>();
     } else {
-      Run<0, 0>();
+      Run<kUsualWidth, kUsualTile, false>();
     }
   }
 
@@ -548,9 +576,9 @@ class AttentionCube {
   static constexpr int64_t kUsualWidth = 128;
   static constexpr int64_t kUsualTile = 128;
 
-  template <int64_t kWidth, int64_t kTileKeys>
+  template <int64_t kWidth, int64_t kTileKeys, bool kDense>
   __aicore__ inline void Run() {
-    CubeHalf<T, kWidth, kTileKeys> half;
+    CubeHalf<T, kWidth, kTileKeys, kDense> half;
     half.Init(*tensors_, *tiling_, pipe_);
     half.Process();
   }

@@ -3,7 +3,8 @@
 //
 // In L1 queries and weights lie column of fractals by column, as the matrix unit takes the factor
 // on their side; keys and values row of fractals by row, as it takes theirs. So a factor is one
-// load, unless only part of its columns fits L0.
+// load, unless only part of its columns fits L0. Where the tiling says so keys and values lie row
+// by row, as in GM, and the load of L0 makes fractals of them.
 #pragma once
 
 #include "attention/block_tables.h"
@@ -109,6 +110,29 @@ __aicore__ inline void ZeroRowsInL1(const AscendC::LocalTensor<T>& to, int64_t f
   AscendC::InitConstValue(to[first * kFractal], params);
 }
 
+// The same of dense rows.
+template <typename T>
+__aicore__ inline void ZeroDenseRows(const AscendC::LocalTensor<T>& to, int64_t first, int64_t last,
+                                     int64_t width) {
+  if (first == last) {
+    return;
+  }
+  const AscendC::InitConstValueParams<T> params(
+      1, static_cast<uint16_t>((last - first) * width / kFractal), 0, static_cast<T>(0));
+  AscendC::InitConstValue(to[first * width], params);
+}
+
+// The loads of dense rows leave the registers of the image alone.
+constexpr AscendC::IsResetLoad3dConfig kDescribedImage = {false, false};
+
+// Describes an image that holds `rows` dense rows of up to `width` elements: for as long as the
+// kernel runs.
+__aicore__ inline void DescribeDenseRows(int64_t rows, int64_t width) {
+  const uint8_t no_padding[4] = {0, 0, 0, 0};
+  AscendC::SetFmatrix(1, static_cast<uint16_t>(rows * width / kFractal), no_padding,
+                      AscendC::FmatrixMode::FMATRIX_LEFT);
+}
+
 // Copies keys (or values) [begin + seen.first, begin + seen.last) of the unit's sequence and KV
 // head to the rows of `to` that begin with row 0 for key begin + span.first. The rows of the span's
 // fractals beside them become zeros: a product with weight 0 must be 0.
@@ -126,6 +150,42 @@ __aicore__ inline void CopyTileToL1(const AscendC::LocalTensor<T>& to,
     CopyRowsToL1(to, k - span.first, cache[run.at], count, width, layout.token_stride);
     k += count;
   }
+}
+
+// Copies keys (or values) [begin + seen.first, begin + seen.last) to dense rows of `to`, with zeros
+// as above.
+template <typename T>
+__aicore__ inline void CopyDenseTileToL1(const AscendC::LocalTensor<T>& to,
+                                         const AscendC::GlobalTensor<T>& cache,
+                                         const CacheLayout& layout, int64_t width,
+                                         const BlockTables& tables, const Unit& unit, int64_t begin,
+                                         const Range& seen, const Range& span) {
+  ZeroDenseRows(to, 0, seen.first - span.first, width);
+  ZeroDenseRows(to, seen.last - span.first, span.last - span.first, width);
+  for (int64_t k = seen.first; k < seen.last;) {
+    const BlockTables::Run run = tables.RunFrom(layout, unit.index, unit.kv_head, begin + k);
+    const int64_t count = Smaller(run.count, seen.last - k);
+    AscendC::DataCopy(to[(k - span.first) * width], cache[run.at],
+                      static_cast<uint32_t>(count * width));
+    k += count;
+  }
+}
+
+// Loads elements [column, column + columns) of `rows` dense rows of `width` elements, as the left
+// factor, or as the right factor of a sum over the rows. A row is taken for what a filter as wide
+// as a row covers of an image of one line, which DescribeDenseRows has described.
+template <typename T>
+PAGED_INLINE void LoadDenseRows(const AscendC::LocalTensor<T>& to,
+                                const AscendC::LocalTensor<T>& from, uint32_t rows, uint32_t width,
+                                uint32_t column, uint32_t columns) {
+  AscendC::LoadData3DParamsV2<T> params;
+  params.channelSize = static_cast<uint16_t>(kFractal);
+  params.filterW = static_cast<uint8_t>(width / kFractal);
+  params.strideW = static_cast<uint8_t>(width / kFractal);
+  params.mExtension = static_cast<uint16_t>(rows);
+  params.kExtension = static_cast<uint16_t>(columns);
+  params.kStartPt = static_cast<uint16_t>(column);
+  AscendC::LoadData<T, kDescribedImage>(to, from, params);
 }
 
 // Loads `count` fractals that lie one after the other; with `transposed` each is transposed on the

@@ -7,6 +7,7 @@ number of mutants that none of them noticed: a rule that isn't enforced, a cost 
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from tests.sim.build import ROOT
-from tests.support.mutants import Mutant, apply
+from tests.support.mutants import WORDS, Mutant, apply, chosen
 
 SIMULATOR = Path("tests/sim/ascendc")
 _PIPE, _DEVICE, _CORE = "src/pipe.cpp", "src/device.cpp", "src/core.cpp"
@@ -121,6 +122,20 @@ MUTANTS: dict[tuple[str, str], tuple[Mutant, ...]] = {
             "if (false) {",
         ),
     ),
+    ("test_cube", "images"): (
+        Mutant(
+            "the filter of an image stands still",
+            "src/load.cpp",
+            "row % places_w_ * shape_.stride_w +",
+            "row % places_w_ +",
+        ),
+        Mutant(
+            "rows of an image lie in L0B as in L0A",
+            "src/load.cpp",
+            "row % kSide, to_b);",
+            "row % kSide, false);",
+        ),
+    ),
     ("test_counting", "between_two_instructions or issues_what_was_counted"): (
         Mutant(
             "a barrier is counted twice",
@@ -175,21 +190,24 @@ def copy_of_the_sources(folder: Path) -> None:
 
 
 def main() -> None:
-    """Judge every mutant and print the table."""
+    """Judge every mutant, or those that are named, and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.device_mutations")
+    parser.add_argument("words", nargs="*", help=WORDS)
+    wanted = chosen(MUTANTS, parser.parse_args().words)
     missed = 0
     print("| mutant of the simulated device | noticed by |\n|---|---|")
     # One copy for all, so that each mutant builds only what it changes.
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         copy_of_the_sources(folder)
-        for tests, mutants in MUTANTS.items():
+        for tests, mutants in wanted.items():
             if verdict := failures(tests, folder):
                 sys.exit(f"{tests[0]} as it is: {verdict}")
             for mutant in mutants:
                 verdict = judge(tests, mutant, folder)
                 missed += not verdict
                 print(f"| {mutant.fault} | {verdict or 'NOTHING'} |", flush=True)
-    total = sum(map(len, MUTANTS.values()))
+    total = sum(map(len, wanted.values()))
     print(f"\n{total - missed} of {total} noticed")
     sys.exit(missed)
 

@@ -2,7 +2,9 @@
 
 ``python -m tests.sim.mutations`` makes each mutant in a copy of op_kernel, compiles it and runs it
 on the simulated cores. A mutant is caught by the compiler, by a broken rule, or by a wrong result;
-the table says by which. The exit code is the number of mutants that nothing noticed.
+the table says by which. With words it takes the mutants whose fault, file or unit has one of them:
+``python -m tests.sim.mutations dense score_chunk.h``. The exit code is the number of
+mutants that nothing noticed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from tests.sim import kernel_calls
 from tests.sim.cases import Case, make_case, quantised
 from tests.sim.harness import CompileError
 from tests.sim.kernel_calls import OP_KERNEL
-from tests.support.mutants import Mutant, apply
+from tests.support.mutants import WORDS, Mutant, apply, chosen
 from tests.support.trees import tree_mask
 
 _VECTOR, _STATE, _COPY, _OUTPUT = (
@@ -122,8 +124,8 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "one block read too far",
             _TABLES,
-            "IdAt(sequence, column) *",
-            "IdAt(sequence, column + 1) *",
+            "BlockAt(RowOf(sequence), column) *",
+            "BlockAt(RowOf(sequence), column + 1) *",
         ),
         Mutant(
             "a block's offset forgotten",
@@ -455,8 +457,8 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "keys used before they have come in",
             _CUBE,
-            "    tile_ring_.Use(turn);\n    const uint32_t query = query_index_[step.band];",
-            "    const uint32_t query = query_index_[step.band];",
+            "    tile_ring_.Use(turn);\n    const AscendC::LocalTensor<T> keys = tiles_[at];",
+            "    const AscendC::LocalTensor<T> keys = tiles_[at];",
         ),
         Mutant(
             "a buffer overwritten before it was used",
@@ -469,14 +471,14 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "results stored while the matrix unit works on them",
             "mixed/cube_sums.h",
-            "void End(uint32_t half) const { ring_.Filled(buffers_[half]); }",
-            "void End(uint32_t) const {}",
+            "    AscendC::SetFlag<AscendC::HardEvent::M_FIX>(EventOf(buffer));\n",
+            "",
         ),
         Mutant(
             "both halves of a product in one buffer",
-            "mixed/cube_sums.h",
-            "return sums_[buffers_[half] *",
-            "return sums_[buffers_[0 * half] *",
+            _CUBE,
+            "MultiplyHalf(sums, sum ^ 1, buffer,",
+            "MultiplyHalf(sums, sum, buffer,",
         ),
         Mutant(
             "small products thought to stay in order",
@@ -505,8 +507,8 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "values not transposed",
             _CUBE,
-            "LoadRows<true>(Right(buffer), values",
-            "LoadRows<false>(Right(buffer), values",
+            "LoadTile<true>(Right(buffer), values",
+            "LoadTile<false>(Right(buffer), values",
         ),
         Mutant(
             "fractals of a factor in the wrong order",
@@ -529,27 +531,27 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "results read with the wrong pitch",
             _CUBE,
-            "static_cast<uint16_t>(pitch), width, false);",
-            "static_cast<uint16_t>(pitch + kFractal), width, false);",
+            "static_cast<uint16_t>(rows), width, false);",
+            "static_cast<uint16_t>(rows + kFractal), width, false);",
         ),
         Mutant(
             "scores written to another tile's place",
             _CUBE,
-            "exchange_.Scores(step.buffer)[(begin + tile.first) * rows]",
-            "exchange_.Scores(step.buffer)[tile.first * rows]",
+            "cube.pairs_at + (begin + first) * rows]",
+            "cube.pairs_at + first * rows]",
         ),
         Mutant("half a cap", _OPTIONS, "scores, 2.0f / softcap,", "scores, 1.0f / softcap,"),
         Mutant(
             "a key beyond the causal mask not hidden",
             _HIDE,
-            "mask[0] = BitsBelow(row);",
-            "mask[0] = BitsBelow(row - heads);",
+            "uint64_t mask[2] = {((1ULL << early) - 1) & lanes, 0};",
+            "uint64_t mask[2] = {((1ULL << early) - 1) & lanes & ~1ULL, 0};",
         ),
         Mutant(
             "a key before the window not hidden",
             _HIDE,
-            "~BitsBelow(row + tiling.sliding_window * heads);",
-            "~BitsBelow(row + (tiling.sliding_window + 1) * heads);",
+            "int64_t late = row + tiling.sliding_window * heads;",
+            "int64_t late = row + (tiling.sliding_window + 1) * heads;",
         ),
         Mutant(
             "both vector cores take the same rows",
@@ -664,29 +666,29 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "one band's queries for both",
             _CUBE,
-            "const uint32_t query = query_index_[step.band];",
-            "const uint32_t query = query_index_[0];",
+            "step.query = query_index_[step.step.band];",
+            "step.query = query_index_[0];",
         ),
         Mutant(
             "the band's keys taken for the unit's",
             _CUBE,
-            "    return tile.first - static_cast<uint32_t>(tile.span.first);\n",
-            "    return 0 * tile.first;\n",
+            "static_cast<uint32_t>(span.first - fractals.first), seen, fractals};",
+            "0, seen, fractals};",
         ),
         Mutant(
             "only the keys of the first band brought in",
             _STEPS,
-            "step.unit_seen = unit_seen_;\n    step.unit_span = SpanOf(unit_seen_);",
-            "step.unit_seen = seen;\n    step.unit_span = SpanOf(seen);",
+            "step.unit_seen = unit_seen_;",
+            "step.unit_seen = seen;",
         ),
-        Mutant("every step of a band begins it", _STEPS, "    is_opened_[band] = true;\n", ""),
+        Mutant("every step of a band begins it", _STEPS, "    band.is_opened = true;\n", ""),
         Mutant(
             "a band that doesn't end",
             _STEPS,
-            "unit.keys.last <= begin_ + kPiece;",
-            "unit.keys.last <= begin_;",
+            "band.keys.last <= begin_ + kPiece;",
+            "band.keys.last <= begin_;",
         ),
-        Mutant("queries never freed", _CUBE, "        query_ring_.Used(query);\n", ""),
+        Mutant("queries never freed", _CUBE, "        query_ring_.Used(cube.query);\n", ""),
         Mutant(
             "weights with a gap in UB written as if without",
             _SOFTMAX,
@@ -721,8 +723,8 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "every chunk thought to be seen by all rows",
             _STREAM,
-            "held.hides = chunk - share.plain_first >= share.num_plain;",
-            "held.hides = false;",
+            "if (chunk - share.plain_first >= share.num_plain) {",
+            "if (false) {",
         ),
         Mutant(
             "a cut chunk read from the beginning",
@@ -733,7 +735,7 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "slabs of maxima larger than a short chunk",
             _STREAM,
-            "end == share.last_key ? kMaximaLanes : kSlabKeys * share.rows;",
+            "all_whole ? kMaximaLanes : kSlabKeys * share.rows;",
             "kMaximaLanes;",
         ),
         Mutant(
@@ -763,14 +765,14 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
         Mutant(
             "every unit of a row begins with its first piece",
             "attention/work_units.h",
-            "      unit.piece += piece;\n",
-            "",
+            "unit_.piece = first_piece_ + piece;",
+            "unit_.piece = first_piece_;",
         ),
         Mutant(
             "states stored one after the other",
             "attention/piece_states.h",
-            "states[(r - begin) * pitch_], copied, pitch_, tiling_->max_pieces * pitch_",
-            "states[(r - begin) * pitch_], copied, pitch_, pitch_",
+            "states[(r - begin) * Pitch()], copied, Pitch(), tiling_->max_pieces * Pitch()",
+            "states[(r - begin) * Pitch()], copied, Pitch(), Pitch()",
         ),
         Mutant(
             "a state overwritten while it is folded",
@@ -783,6 +785,80 @@ MUTANTS: dict[str, tuple[Mutant, ...]] = {
             "attention/piece_states.h",
             "BlockReduceMax(total.sum, sum_,",
             "BlockReduceMax(total.sum, max_,",
+        ),
+    ),
+    "attention_mixed, usual": (
+        Mutant(
+            "a whole tile read from the first block",
+            _CUBE,
+            "place.block * layout.block_stride + place.slot",
+            "0 * layout.block_stride + place.slot",
+        ),
+        Mutant(
+            "a whole tile read from its block's begin",
+            _CUBE,
+            "place.slot * layout.token_stride + head;",
+            "0 * layout.token_stride + head;",
+        ),
+        Mutant(
+            "the last tile thought to be whole",
+            "mixed/cube_step.h",
+            "Smaller(step.span.last, step.unit_seen.last) & -size;",
+            "step.span.last;",
+        ),
+        Mutant(
+            "dense rows loaded as if they were fractals",
+            _CUBE,
+            "    if (IsDense()) {\n      LoadDenseRows",
+            "    if (false) {\n      LoadDenseRows",
+        ),
+        Mutant(
+            "dense rows that nobody describes",
+            _CUBE,
+            "      DescribeDenseRows(TileKeys(), Larger(KeyDim(), ValueDim()));\n",
+            "",
+        ),
+        Mutant(
+            "garbage behind the last dense row",
+            _TO_CUBE,
+            "  ZeroDenseRows(to, seen.last - span.first, span.last - span.first, width);\n",
+            "",
+        ),
+        Mutant(
+            "every second small band left out",
+            _STREAM,
+            "share.rows = is_second_ ? step.pitch - first : first;",
+            "share.rows = is_second_ ? (step.pitch - first) % step.pitch : first;",
+        ),
+        Mutant(
+            "a core without rows tells of its weights before it has read",
+            _SOFTMAX,
+            "PIPE_V>(kWeightsReady)",
+            "PIPE_MTE3>(kWeightsReady)",
+        ),
+        Mutant(
+            "weights of a whole chunk written to the piece's begin",
+            _SOFTMAX,
+            "StoreColumns(share, chunk.first, stream_.In(buffer),",
+            "StoreColumns(share, 0 * chunk.first, stream_.In(buffer),",
+        ),
+        Mutant(
+            "both halves of a band's scores read as one",
+            _STREAM,
+            "kHalfRows / kGranule, kHalfRows / kGranule, 0)",
+            "kHalfRows / kGranule, 0, 0)",
+        ),
+        Mutant(
+            "sums that begin with 1",
+            "mixed/score_chunk.h",
+            "static constexpr float kNothing = 0.0f;",
+            "static constexpr float kNothing = 1.0f;",
+        ),
+        Mutant(
+            "a token's state folded by nobody",
+            "attention/piece_states.h",
+            "        at -= end;\n",
+            "        at -= end - 1;\n",
         ),
     ),
     "write_kv": (
@@ -937,6 +1013,36 @@ def _attention_verdict(folder: Path, wanted: str) -> str:
     case.query_start_loc[1:] = 500
     run = kernel_calls.attention(*case.tensors, **case.options, folder=folder, wanted=wanted)
     return run.result.violations[0] if run.result.violations else ""
+
+
+def _usual_verdict(folder: Path) -> str:
+    """Run calls of the widths that the kernel is compiled for: dense tiles in decode, on one group
+    and on several; long prefills on whole tiles, with two tiles in a block and one.
+    """
+    usual: dict[str, Any] = {"layout": "HND", "head_dim": 128, "group": 4, "num_kv_heads": 1}
+    cases = (
+        make_case(torch.float16, seq_lens=[1600, 45, 700], block_size=128, **usual),
+        make_case(torch.float16, seq_lens=[2100, 600], block_size=256, **usual),
+        make_case(torch.float16, seq_lens=[700], query_lens=[300], block_size=256, **usual),
+    )
+    for case, cores in zip(cases, (2, 48, 2), strict=True):
+        if noticed := _mixed_error(case, folder, cores):
+            return noticed
+    return ""
+
+
+def _mixed_error(case: Case, folder: Path, cores: int) -> str:
+    run = kernel_calls.attention(
+        *case.tensors, **case.options, folder=folder, seed=1, cores=cores, wanted="mixed"
+    )
+    if run.result.violations:
+        return run.result.violations[0]
+    wide = [tensor.double() for tensor in case.tensors[:3]]
+    output, lse = reference.attention_with_lse(*wide, *case.tensors[3:], **case.options)
+    error = (run.output.double() - output).abs().max() / output.abs().max()
+    lse_error = (run.lse.double() - lse).abs().max()
+    same = error < 2e-3 and lse_error < 1e-4
+    return "" if same else f"wrong result: error {error:.1e}, lse {lse_error:.1e}"
 
 
 def _attention_error(case: Case, folder: Path, cores: int = 48) -> str:
@@ -1099,6 +1205,7 @@ _VERDICTS = {
     "attention, latent": _latent_verdict,
     "gather_kv": _gather_kv_verdict,
     "attention_mixed": partial(_attention_verdict, wanted="mixed"),
+    "attention_mixed, usual": _usual_verdict,
     "write_kv": _write_kv_verdict,
     "copy_blocks": _copy_blocks_verdict,
     "merge_states": _merge_states_verdict,
@@ -1133,8 +1240,9 @@ def _judge_in_a_process(op: str, index: int) -> str:
 
 
 def main() -> None:
-    """Judge every mutant and print the table."""
+    """Judge every mutant, or those that are named, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim.mutations", description=__doc__)
+    parser.add_argument("words", nargs="*", help=WORDS)
     parser.add_argument("--judge", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.judge is not None:
@@ -1142,15 +1250,18 @@ def main() -> None:
         print(judge(op, MUTANTS[op][int(index)]))
         return
     missed = 0
-    for op, mutants in MUTANTS.items():
+    wanted = chosen(MUTANTS, options.words)
+    for op, mutants in wanted.items():
         if verdict := judge(op):
             sys.exit(f"{op} as it is: {verdict}")
         print(f"\n| mutant of {op} | noticed by |\n|---|---|")
-        for index, mutant in enumerate(mutants):
-            verdict = _judge_in_a_process(op, index).replace(tempfile.gettempdir() + os.sep, "")
+        for mutant in mutants:
+            verdict = _judge_in_a_process(op, MUTANTS[op].index(mutant)).replace(
+                tempfile.gettempdir() + os.sep, ""
+            )
             missed += not verdict
             print(f"| {mutant.fault} | {verdict or 'NOTHING'} |", flush=True)
-    total = sum(map(len, MUTANTS.values()))
+    total = sum(map(len, wanted.values()))
     print(f"\n{total - missed} of {total} noticed")
     sys.exit(missed)
 

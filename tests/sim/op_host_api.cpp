@@ -130,7 +130,7 @@ std::string all_structs() {
                   max_blocks_per_seq, table_row_stride, table_column_stride, query, output, key,
                   value, key_scale, value_scale, values_are_keys, tree_columns, tree_token_stride,
                   sliding_window, causal, has_query_start_loc, has_alibi_slopes, has_sinks, has_lse,
-                  tile, max_rows, unit_rows, per_unit, split, max_pieces, key_columns,
+                  tile, max_rows, unit_rows, per_unit, split, max_pieces, dense_tiles, key_columns,
                   value_columns, chunk_buffers, part_elements, exchange_keys, exchange_bytes, scale,
                   softcap),
            STRUCT(WriteKvTilingData, num_tokens, num_kv_heads, num_blocks, block_size, key_rows,

@@ -62,6 +62,15 @@ def test_the_product_is_that_of_the_matrices(dtype: str, side: str, m: int, n: i
     product(f"{dtype}_{side}", m, n, k, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["half", "bfloat16"])
+@pytest.mark.parametrize(("m", "n", "k"), [(16, 16, 16), (128, 128, 128), (48, 80, 144)])
+def test_rows_that_lie_in_l1_as_in_gm_are_loaded_as_images(
+    dtype: str, m: int, n: int, k: int
+) -> None:
+    dense = product(f"{dtype}_dense_turned", m, n, k, dtype)
+    assert (dense == product(f"{dtype}_turned", m, n, k, dtype)).all()
+
+
 @pytest.mark.parametrize(("to", "out"), [("half", np.float16), ("bfloat16", np.uint16)])
 def test_fixpipe_rounds_to_the_type_of_the_output(to: str, out: type) -> None:
     product(f"half_to_{to}", 33, 48, 64, "half", out)

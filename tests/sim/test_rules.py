@@ -230,6 +230,16 @@ CUBE = [
     ("matrices_have_rows", "copy-length", "DataCopy of nothing"),
     ("loads_repeat_255_times", "copy-limits", "repeatTimes is 256, expected 0 to 255"),
     ("loads_transpose_16_bit_types", "types", "LoadData transposes 16-bit types"),
+    ("images_have_strides_to_63", "image", "strideH is 64, expected 1 to 63"),
+    (
+        "images_are_read_inside_their_matrix",
+        "image",
+        "rows to 32 and columns to 32 of a matrix of 16 x 32",
+    ),
+    ("images_are_cut_at_fractals", "image", "kStartPt is 8, expected a multiple of 16"),
+    ("images_are_described_first", "image", "SetFmatrix was never called"),
+    ("images_stay_inside_l1", "cube-bounds", "LoadData: src uses bytes [2048, 2080)"),
+    ("images_are_read_when_they_are_there", "cube-order", "WaitFlag<MTE2_MTE1> are missing"),
     (
         "squares_do_not_overwrite_each_other",
         "overlap",

@@ -290,6 +290,19 @@ def test_decode_is_split_on_the_cube_and_prefill_is_not() -> None:
     assert plan(batch=1, num_tokens=2048, starts=True).tiling.split == 0
 
 
+def test_tiles_are_dense_where_the_cache_is_and_bands_are_narrow() -> None:
+    narrow = shape(batch=4)
+    for cache in (narrow.pool.key, narrow.pool.value):
+        cache.token_stride = 128
+    assert host.plan("attention", narrow, 48, "").tiling.dense_tiles == 1
+    narrow.pool.value.token_stride = 8 * 128
+    assert host.plan("attention", narrow, 48, "").tiling.dense_tiles == 0
+    wide = shape(batch=1, num_tokens=2048, starts=True)
+    for cache in (wide.pool.key, wide.pool.value):
+        cache.token_stride = 128
+    assert host.plan("attention", wide, 48, "").tiling.dense_tiles == 0
+
+
 def test_the_step_depends_on_dtype_and_head_dims_alone() -> None:
     # The bits of a row depend on it, and must not depend on the rest of the batch.
     steps = set()
@@ -364,7 +377,8 @@ IN_THE_SHAPE = {
 }
 _DIVISOR = ("multiplier", "shift")
 DECIDED = (
-    *("tile", "max_rows", "unit_rows", "split", "max_pieces", "key_columns", "value_columns"),
+    *("tile", "max_rows", "unit_rows", "split", "max_pieces", "dense_tiles"),
+    *("key_columns", "value_columns"),
     *("chunk_buffers", "part_elements", "exchange_keys", "exchange_bytes", "heads_per_kv_head"),
     *(f"{by}.{part}" for by in ("per_kv_head", "per_block", "per_unit") for part in _DIVISOR),
     *("heads_per_copy", "tokens_per_copy", "values_are_keys", "scales_at"),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Unit = TypeVar("Unit")
+
+WORDS = "mutants are taken whose fault, file or unit has one of these; none: all"
 
 
 class Mutant(NamedTuple):
@@ -14,6 +18,22 @@ class Mutant(NamedTuple):
     file: str
     guard: str
     without: str
+
+
+def chosen(
+    mutants: Mapping[Unit, tuple[Mutant, ...]], words: Sequence[str]
+) -> dict[Unit, tuple[Mutant, ...]]:
+    """Return the mutants whose fault, file or unit has one of the words; without words all."""
+
+    def is_meant(unit: Unit, mutant: Mutant) -> bool:
+        text = f"{unit} {mutant.fault} {mutant.file}"
+        return not words or any(word in text for word in words)
+
+    taken = {
+        unit: tuple(mutant for mutant in group if is_meant(unit, mutant))
+        for unit, group in mutants.items()
+    }
+    return {unit: group for unit, group in taken.items() if group}
 
 
 def problems(mutants: Iterable[Mutant], folder: Path) -> list[str]:

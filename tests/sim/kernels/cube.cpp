@@ -340,6 +340,80 @@ __aicore__ inline void loads_repeat_255_times(GM_ADDR in, GM_ADDR out) {
   AscendC::LoadData(l0, bench.a1, bench.to_l0);  // breaks here
 }
 
+// The rows of a matrix of 32 x 32 halves, as places of a filter.
+__aicore__ inline AscendC::LoadData3DParamsV2<half> RowsOfImage() {
+  AscendC::LoadData3DParamsV2<half> rows;
+  rows.l1H = 1;
+  rows.l1W = kSize / 16;
+  rows.channelSize = 16;
+  rows.filterW = rows.strideW = kSide / 16;
+  rows.mExtension = rows.kExtension = kSide;
+  return rows;
+}
+
+template <bool kept>
+__aicore__ inline void images_have_strides_to_63(GM_ADDR in, GM_ADDR out) {
+  Bench bench(in, out);
+  bench.CopyIn();
+  AscendC::LoadData3DParamsV2<half> rows = RowsOfImage();
+  rows.mExtension = 16;
+  rows.filterW = rows.strideW = 1;
+  rows.kExtension = 16;
+  rows.strideH = Hidden(kept ? 63 : 64);
+  AscendC::LoadData(bench.a2, bench.a1, rows);  // breaks here
+}
+
+template <bool kept>
+__aicore__ inline void images_are_read_inside_their_matrix(GM_ADDR in, GM_ADDR out) {
+  Bench bench(in, out);
+  bench.CopyIn();
+  AscendC::LoadData3DParamsV2<half> rows = RowsOfImage();
+  rows.l1W = kept ? kSize / 16 : kSide;
+  AscendC::LoadData(bench.a2, bench.a1, rows);  // breaks here
+}
+
+template <bool kept>
+__aicore__ inline void images_are_cut_at_fractals(GM_ADDR in, GM_ADDR out) {
+  Bench bench(in, out);
+  bench.CopyIn();
+  AscendC::LoadData3DParamsV2<half> rows = RowsOfImage();
+  rows.kExtension = 16;
+  rows.kStartPt = kept ? 16 : 8;
+  AscendC::LoadData(bench.a2, bench.a1, rows);  // breaks here
+}
+
+constexpr AscendC::IsResetLoad3dConfig kKeepImage = {false, false};
+
+template <bool kept>
+__aicore__ inline void images_are_described_first(GM_ADDR in, GM_ADDR out) {
+  Bench bench(in, out);
+  bench.CopyIn();
+  const AscendC::LoadData3DParamsV2<half> rows = RowsOfImage();
+  if constexpr (kept) {
+    AscendC::SetFmatrix(1, rows.l1W, rows.padList, AscendC::FmatrixMode::FMATRIX_LEFT);
+  }
+  AscendC::LoadData<half, kKeepImage>(bench.a2, bench.a1, rows);  // breaks here
+}
+
+template <bool kept>
+__aicore__ inline void images_stay_inside_l1(GM_ADDR in, GM_ADDR out) {
+  Bench bench(in, out);
+  bench.CopyIn();
+  AscendC::LoadData3DParamsV2<half> rows = RowsOfImage();
+  rows.l1W = 2 * kSize / 16;
+  rows.mExtension = 16;
+  rows.mStartPt = kept ? 16 : 32;
+  AscendC::LoadData(bench.a2, bench.a1, rows);  // breaks here
+}
+
+template <bool kept>
+__aicore__ inline void images_are_read_when_they_are_there(GM_ADDR in, GM_ADDR out) {
+  Bench bench(in, out);
+  DataCopy(bench.a1, bench.in, kSize);
+  if constexpr (kept) Order<HardEvent::MTE2_MTE1>();
+  AscendC::LoadData(bench.a2, bench.a1, RowsOfImage());  // breaks here
+}
+
 template <bool kept>
 __aicore__ inline void loads_transpose_16_bit_types(GM_ADDR in, GM_ADDR out) {
   Bench bench(in, out);
@@ -703,6 +777,12 @@ CUBE_RULE(columns_of_blocks_lie_apart)
 CUBE_RULE(matrices_have_rows)
 CUBE_RULE(loads_repeat_255_times)
 CUBE_RULE(loads_transpose_16_bit_types)
+CUBE_RULE(images_have_strides_to_63)
+CUBE_RULE(images_are_read_inside_their_matrix)
+CUBE_RULE(images_are_cut_at_fractals)
+CUBE_RULE(images_are_described_first)
+CUBE_RULE(images_stay_inside_l1)
+CUBE_RULE(images_are_read_when_they_are_there)
 CUBE_RULE(squares_do_not_overwrite_each_other)
 CUBE_RULE(products_have_4095_rows)
 CUBE_RULE(products_have_a_depth)

@@ -204,6 +204,98 @@ __aicore__ inline void Double(const GlobalTensor<float>& c, const GlobalTensor<f
     RunProduct<T, turned, O>(a, b, c, m, n, k);                                          \
   }
 
+// One product [m, n] of a [m, k] and b [k, n], whose rows lie in L1 as they do in GM: the loads of
+// L0 take them for images, a filter as wide as a row, and the half of the columns at a time.
+template <typename T>
+class DenseProduct {
+ public:
+  __aicore__ inline DenseProduct(int64_t m, int64_t n, int64_t k) : m_(m), n_(n), k_(k) {
+    pipe_.InitBuffer(a1_buffer_, 128 * 1024);
+    pipe_.InitBuffer(b1_buffer_, 128 * 1024);
+    pipe_.InitBuffer(a2_buffer_, 64 * 1024);
+    pipe_.InitBuffer(b2_buffer_, 64 * 1024);
+    pipe_.InitBuffer(c_buffer_, 128 * 1024);
+  }
+
+  __aicore__ inline void Run(const GlobalTensor<T>& a, const GlobalTensor<T>& b,
+                             const GlobalTensor<float>& c) {
+    const LocalTensor<T> a1 = a1_buffer_.template Get<T>();
+    const LocalTensor<T> b1 = b1_buffer_.template Get<T>();
+    const LocalTensor<T> a2 = a2_buffer_.template Get<T>();
+    const LocalTensor<T> b2 = b2_buffer_.template Get<T>();
+    const LocalTensor<float> c1 = c_buffer_.template Get<float>();
+    DataCopy(a1, a, static_cast<uint32_t>(m_ * k_));
+    DataCopy(b1, b, static_cast<uint32_t>(k_ * n_));
+    Order<HardEvent::MTE2_MTE1>();
+    AscendC::LoadData3DParamsV2<T> rows = RowsOf(m_, k_);
+    AscendC::LoadData(a2, a1, rows);
+    const uint8_t no_padding[4] = {0, 0, 0, 0};
+    const AscendC::LoadData3DParamsV2<T> others = RowsOf(k_, n_);
+    AscendC::SetFmatrix(1, others.l1W, no_padding, AscendC::FmatrixMode::FMATRIX_LEFT);
+    rows = others;
+    rows.kExtension = 16;
+    for (int64_t column = 0; column < n_; column += 16) {
+      rows.kStartPt = column;
+      AscendC::LoadData<T, kKeep>(b2[static_cast<uint32_t>(column * k_)], b1, rows);
+    }
+    Order<HardEvent::MTE1_M>();
+    for (int64_t column = 0; column < n_; column += 16) {
+      AscendC::MmadParams params;
+      params.m = m_;
+      params.n = 16;
+      params.k = k_;
+      AscendC::Mmad(c1[static_cast<uint32_t>(column * m_)], a2,
+                    b2[static_cast<uint32_t>(column * k_)], params);
+    }
+    Order<HardEvent::M_FIX>();
+    AscendC::FixpipeParamsV220 out;
+    out.nSize = out.dstStride = n_;
+    out.mSize = out.srcStride = m_;
+    AscendC::Fixpipe<float, float, AscendC::CFG_ROW_MAJOR>(c, c1, out);
+  }
+
+ private:
+  static constexpr AscendC::IsResetLoad3dConfig kKeep = {false, false};
+
+  // A row of `width` elements is a place of the filter.
+  __aicore__ inline AscendC::LoadData3DParamsV2<T> RowsOf(int64_t rows, int64_t width) const {
+    AscendC::LoadData3DParamsV2<T> params;
+    params.l1H = 1;
+    params.l1W = rows * width / 16;
+    params.channelSize = 16;
+    params.filterW = params.strideW = width / 16;
+    params.mExtension = rows;
+    params.kExtension = width;
+    return params;
+  }
+
+  AscendC::TPipe pipe_;
+  TBuf<TPosition::A1> a1_buffer_;
+  TBuf<TPosition::B1> b1_buffer_;
+  TBuf<TPosition::A2> a2_buffer_;
+  TBuf<TPosition::B2> b2_buffer_;
+  TBuf<TPosition::CO1> c_buffer_;
+  int64_t m_;
+  int64_t n_;
+  int64_t k_;
+};
+
+#define DENSE_PRODUCT(name, type)                                                                  \
+  extern "C" __global__ __aicore__ void name(GM_ADDR a_address, GM_ADDR b_address,                 \
+                                             GM_ADDR c_address, int64_t m, int64_t n, int64_t k) { \
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIC_ONLY);                                                \
+    GlobalTensor<type> a;                                                                          \
+    GlobalTensor<type> b;                                                                          \
+    GlobalTensor<float> c;                                                                         \
+    a.SetGlobalBuffer(reinterpret_cast<__gm__ type*>(a_address));                                  \
+    b.SetGlobalBuffer(reinterpret_cast<__gm__ type*>(b_address));                                  \
+    c.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(c_address));                                 \
+    DenseProduct<type>(m, n, k).Run(a, b, c);                                                      \
+  }
+
+DENSE_PRODUCT(half_dense_turned, half)
+DENSE_PRODUCT(bfloat16_dense_turned, bfloat16_t)
+
 PRODUCT(half_straight, half, false, float)
 PRODUCT(half_turned, half, true, float)
 PRODUCT(bfloat16_straight, bfloat16_t, false, float)

@@ -194,6 +194,9 @@ struct Core {
   uint64_t mask_low = ~uint64_t{0};
   uint64_t mask_high = ~uint64_t{0};
 
+  // What describes images to loads that don't say it; width 0: nothing yet.
+  ImageSize image{};
+
   // The scalar unit's data cache: lines held, lines changed, and when lines were last dropped.
   std::unordered_set<uint64_t> cached;
   std::unordered_map<uint64_t, Site> dirty;

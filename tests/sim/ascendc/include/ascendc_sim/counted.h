@@ -198,6 +198,34 @@ SIM_COUNTED void LoadFractals(const char*, const LocalView& dst, const LocalView
            static_cast<uint64_t>(shape.dst_gap) << 44);
   SIM_EVENT(1, 1);
 }
+SIM_COUNTED void DescribeImage(const ImageSize& size) {
+  Need(static_cast<uint64_t>(size.height) << 16 | static_cast<uint64_t>(size.width) |
+       static_cast<uint64_t>(size.left) << 32 | static_cast<uint64_t>(size.right) << 40 |
+       static_cast<uint64_t>(size.top) << 48 | static_cast<uint64_t>(size.bottom) << 56);
+}
+SIM_COUNTED void SetImage(const ImageSize& size, bool, Site) {
+  DescribeImage(size);
+  SIM_EVENT(1, 1);
+}
+SIM_COUNTED void LoadImage(const LocalView& dst, const LocalView& src, const ImageSize& size,
+                           const ImageShape& shape, Site) {
+  if (size.sets_image) {
+    DescribeImage(size);
+    SIM_ISSUE();
+  }
+  if (size.sets_padding) SIM_ISSUE();
+  Need(src.addr, dst.addr,
+       static_cast<uint64_t>(shape.columns) | static_cast<uint64_t>(shape.rows) << 16 |
+           static_cast<uint64_t>(shape.first_column) << 32 |
+           static_cast<uint64_t>(shape.first_row) << 48,
+       static_cast<uint64_t>(shape.stride_w) | static_cast<uint64_t>(shape.stride_h) << 6 |
+           static_cast<uint64_t>(shape.filter_w) << 12 |
+           static_cast<uint64_t>(shape.filter_h) << 20 |
+           static_cast<uint64_t>(shape.dilation_w) << 28 |
+           static_cast<uint64_t>(shape.dilation_h) << 36 |
+           static_cast<uint64_t>(shape.channels) << 48);
+  SIM_EVENT(1, 1);
+}
 SIM_COUNTED void FillConstant(const LocalView& dst, int64_t repeat, int64_t blocks, int64_t gap,
                               uint64_t value, int64_t, Site) {
   Need(dst.addr, value,

@@ -42,6 +42,28 @@ SIM_API void LoadDataWithTranspose(const LocalTensor<T>& dst, const LocalTensor<
                     SIM_HERE);
 }
 
+// An image in L1 to L0A or L0B, as the left or the right factor that its matrix is, on MTE1.
+template <typename T, const IsResetLoad3dConfig& config = IS_RESER_LOAD3D_DEFAULT_CONFIG>
+SIM_API void LoadData(const LocalTensor<T>& dst, const LocalTensor<T>& src,
+                      const LoadData3DParamsV2<T>& params, SIM_SITE) {
+  static_assert(sim::kIsOneOf<T, half, bfloat16_t>, "LoadData of images: here it has 16-bit types");
+  sim::LoadImage(dst.sim_view(), src.sim_view(),
+                 {params.l1H, params.l1W, params.padList[0], params.padList[1], params.padList[2],
+                  params.padList[3], config.isSetFMatrix, config.isSetPadding},
+                 {params.channelSize, params.kExtension, params.mExtension, params.kStartPt,
+                  params.mStartPt, params.strideW, params.strideH, params.filterW, params.filterH,
+                  params.dilationFilterW, params.dilationFilterH, params.enTranspose,
+                  params.enSmallK, params.filterSizeW, params.filterSizeH, params.fMatrixCtrl},
+                 SIM_HERE);
+}
+
+// The register that describes the image, for loads that don't set it.
+SIM_API void SetFmatrix(uint16_t height, uint16_t width, const uint8_t padding[4],
+                        const FmatrixMode& mode, SIM_SITE) {
+  sim::SetImage({height, width, padding[0], padding[1], padding[2], padding[3], true, false},
+                mode == FmatrixMode::FMATRIX_LEFT, SIM_HERE);
+}
+
 // A constant into L1 (on MTE2), L0A or L0B (on MTE1). Fill is the newer name.
 template <typename T>
 SIM_API void InitConstValue(const LocalTensor<T>& dst, const InitConstValueParams<T>& params,

@@ -77,6 +77,41 @@ struct LoadData2dTransposeParams {
   sim::Field<uint8_t> addrMode = 0;
 };
 
+// An image in L1, [C1][H][W][32 bytes], becomes a matrix: a row for each place of the filter, in it
+// all that the filter covers there. Extensions and starts are of that matrix, in rows and elements.
+template <typename T>
+struct LoadData3DParamsV2 {
+  uint8_t padList[4] = {0, 0, 0, 0};
+  sim::Field<uint16_t> l1H = 0;
+  sim::Field<uint16_t> l1W = 0;
+  sim::Field<uint16_t> channelSize = 0;
+  sim::Field<uint16_t> kExtension = 0;
+  sim::Field<uint16_t> mExtension = 0;
+  sim::Field<uint16_t> kStartPt = 0;
+  sim::Field<uint16_t> mStartPt = 0;
+  sim::Field<uint8_t> strideW = 1;
+  sim::Field<uint8_t> strideH = 1;
+  sim::Field<uint8_t> filterW = 1;
+  sim::Field<uint8_t> filterH = 1;
+  sim::Field<uint8_t> dilationFilterW = 1;
+  sim::Field<uint8_t> dilationFilterH = 1;
+  bool enTranspose = false;
+  bool enSmallK = false;
+  T padValue = 0;
+  bool filterSizeW = false;
+  bool filterSizeH = false;
+  bool fMatrixCtrl = false;
+};
+
+// Whether such a load sets the registers of the image and of the padding itself.
+struct IsResetLoad3dConfig {
+  bool isSetFMatrix = true;
+  bool isSetPadding = true;
+};
+constexpr IsResetLoad3dConfig IS_RESER_LOAD3D_DEFAULT_CONFIG = {true, true};
+
+enum class FmatrixMode : uint8_t { FMATRIX_LEFT = 0, FMATRIX_RIGHT = 1 };
+
 // Blocks have 32 bytes in L1 and 512 in L0A and L0B.
 template <typename T>
 struct InitConstValueParams {

@@ -250,6 +250,40 @@ struct FractalShape {
 };
 void LoadFractals(const char* name, const LocalView& dst, const LocalView& src,
                   const FractalShape& shape, Site site);
+
+// An image in L1, and whether a load sets the registers that describe it and its padding.
+struct ImageSize {
+  int64_t height;
+  int64_t width;
+  int64_t left;  // paddings
+  int64_t right;
+  int64_t top;
+  int64_t bottom;
+  bool sets_image;
+  bool sets_padding;
+};
+struct ImageShape {
+  int64_t channels;
+  int64_t columns;  // of the matrix, that are loaded
+  int64_t rows;
+  int64_t first_column;
+  int64_t first_row;
+  int64_t stride_w;
+  int64_t stride_h;
+  int64_t filter_w;
+  int64_t filter_h;
+  int64_t dilation_w;
+  int64_t dilation_h;
+  bool transpose;
+  bool small_k;
+  bool wide_filter;
+  bool high_filter;
+  bool right_register;
+};
+void LoadImage(const LocalView& dst, const LocalView& src, const ImageSize& size,
+               const ImageShape& shape, Site site);
+void SetImage(const ImageSize& size, bool left_register, Site site);
+
 void FillConstant(const LocalView& dst, int64_t repeat, int64_t blocks, int64_t gap, uint64_t value,
                   int64_t element, Site site);
 
