@@ -7,6 +7,7 @@ its maximum. Nothing of that may show: not where a segment ends, not where a wei
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tests.driver.cases import each_option
 from tests.support.checks import assert_accurate, same_bits
-from tests.support.sequences import Placement, Sequences, exact, make_sequences, run
+from tests.support.sequences import (
+    Placement,
+    Sequences,
+    exact,
+    make_sequences,
+    one_thread,
+    place,
+    run,
+)
 
 BF16 = torch.bfloat16
 SEGMENT = 2048
@@ -107,6 +116,22 @@ def test_a_score_that_rises_after_the_first_keys_takes_its_weight(
     keys = keys.expand_as(sequences.keys[0]).clone()
     risen = replace(sequences, query=query, keys=(keys,), values=(values,)).with_options(scale=1.0)
     assert_one_answer(risen, query_len // 2)
+
+
+@one_thread()
+def test_far_scores_take_a_few_times_as_long_as_near_ones() -> None:
+    sequences = make_sequences((1024,), (1024,), num_heads=1, head_dim=128, dtype=BF16)
+    cost = {}
+    for magnitude in (1, 30, 100):
+        far = place(replace(sequences, query=sequences.query * magnitude), Placement())
+        calls = []
+        for _ in range(9):
+            start = time.process_time()
+            far.run()
+            calls.append(time.process_time() - start)
+        cost[magnitude] = min(calls)
+    assert cost[30] < 5 * cost[1], cost
+    assert cost[100] < 15 * cost[1], cost
 
 
 @pytest.mark.parametrize("query_len", [1, 50])

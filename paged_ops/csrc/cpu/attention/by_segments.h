@@ -5,9 +5,9 @@
 //
 // Weights that are far above their reference, infinities and NaN leave a row's sums infinite or
 // NaN. So do infinities and NaN in keys and values that the row doesn't see, among others that do.
-// Such a row is attended to that segment again: alone, with just what it sees, and if that didn't
-// help, by vectors, with its exact maximum. Which of the two it is depends on nothing but what the
-// row sees.
+// Such rows are attended to that segment again: with their largest scores for references; what that
+// doesn't help alone, with just what the row sees; and what that doesn't help by vectors. Which of
+// these it is depends on nothing but what the row sees.
 #pragma once
 
 #include "cpu/attention/by_pieces.h"
@@ -83,6 +83,9 @@ class BySegments {
  private:
   using ExactEngine = ByVectors<BFloat16>;
 
+  // What a row's weights are relative to.
+  enum Reference { kOfFirstKeys, kLargest };
+
   [[gnu::nothrow]] BySegments(const AttentionParams& params, int64_t num_rows, void* scratch)
       : BySegments(params, num_rows, Arena(scratch)) {}
 
@@ -92,6 +95,7 @@ class BySegments {
         counts_(params),
         packed_pieces_(packed_pieces(counts_)),
         columns_(columns_of(params)),
+        writes_lines_(writes_lines(params)),
         zeros_(arena.take<BFloat16>(round_up(longest_row(params), kStep))),
         state_memory_(arena.take<float>(floats_per_state(params, num_rows))),
         row_state_(state_at(arena.take<float>(floats_per_state(params, 1)), 1, columns_)),
@@ -114,6 +118,13 @@ class BySegments {
   // The sum of the weights before rounding is what the log and a sink go by.
   static bool wants_total(const AttentionParams& params) {
     return params.lse != nullptr || params.sinks != nullptr;
+  }
+
+  // Whether each row of the output is whole cache lines.
+  static bool writes_lines(const AttentionParams& params) {
+    const int64_t strides = params.output.token_stride | params.output.head_stride;
+    return reinterpret_cast<uintptr_t>(params.output.data) % kCacheLine == 0 &&
+           (strides | params.pool.value.head_dim) % kPass == 0;
   }
 
   // Blocks whose sums are kept at a time.
@@ -164,10 +175,57 @@ class BySegments {
       if (is_empty(span_visible(params_, rows))) finish_rows(params_, rows, state);
     }
     attend_blocks(span, segment, [&](const RowSpan& rows, int64_t, const BlockSums& sums) {
+      if (finish_whole_rows(rows, sums)) return;
       clear(state, kBlockRows);
       fold_rows(rows, segment, state, sums);
       finish_rows(params_, rows, state);
     });
+  }
+
+  // What folding into an empty state, and finishing that, would write, if nothing but the output is
+  // asked for and all rows see keys and are whole.
+  bool finish_whole_rows(const RowSpan& rows, const BlockSums& sums) const {
+    const int64_t head_dim = params_.pool.value.head_dim;
+    if (wants_total(params_) || !writes_lines_ || !are_whole(sums, rows.num_rows)) return false;
+    BFloat16* output = static_cast<BFloat16*>(params_.output.data);
+    RowCursor cursor(params_, rows);
+    for (int64_t r = 0; r < rows.num_rows; ++r, cursor.next()) {
+      const QueryRow& row = cursor.row();
+      BFloat16* out =
+          output + row.token * params_.output.token_stride + row.head * params_.output.head_stride;
+      const Vec sum = sums.weight(r);
+      const Vec scale = broadcast(-1.0f) - exponents(sum);  // the sum becomes 1/2 to 1
+      const Vec factor = 1.0f / times_power_of_two(sum, scale);
+      for (int64_t d = 0; d < head_dim; d += kPass) {
+        const Vec first = times_power_of_two(sums.values(r, d), scale) * factor;
+        const Vec second = times_power_of_two(sums.values(r, d + kLanes), scale) * factor;
+        const auto line = (__m512i)narrow_pair(first, second);
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(out + d), line);
+      }
+    }
+    return true;
+  }
+
+  // Whether each of the block's rows sees a key and has finite sums that nothing was cut from.
+  bool are_whole(const BlockSums& sums, int64_t num_rows) const {
+    uint32_t sees_none = sums.has_no_reference;
+    if (num_rows < kBlockRows) sees_none &= (1u << num_rows) - 1;
+    if (sees_none != 0) return false;
+    Vec largest = broadcast(0.0f), rest = broadcast(0.0f);
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const Vec sum = sums.weight(r);
+      largest = larger(sum, largest);
+      rest = fma(sum, broadcast(0.0f), rest);
+    }
+    const float* acc = sums.acc();
+    Vec more[4] = {rest, broadcast(0.0f), broadcast(0.0f), broadcast(0.0f)};
+    for (int64_t i = 0; i < BlockSums::acc_floats(counts_.passes); i += 4 * kLanes) {
+      for (int64_t j = 0; j < 4; ++j) {
+        more[j] = fma(load(acc + i + j * kLanes), broadcast(0.0f), more[j]);
+      }
+    }
+    rest = (more[0] + more[1]) + (more[2] + more[3]);
+    return max(largest) < kLargestSum && sum(rest) == 0.0f;
   }
 
   // Attends the span to one segment and folds the result into its state.
@@ -183,17 +241,29 @@ class BySegments {
   }
 
   void attend_group(const RowSpan& span, int64_t segment, const SegmentState& state) {
-    sum_group(span, segment);
+    sum_group(span, segment, kOfFirstKeys);
     fold_rows(span, segment, state, group_);
   }
 
-  void sum_group(const RowSpan& rows, int64_t segment) {
+  void sum_group(const RowSpan& rows, int64_t segment, Reference reference) {
     std::memset(zeros_, 0, static_cast<size_t>(longest_row(params_)) * sizeof(BFloat16));
     group_.start(params_, rows);
+    if (reference == kLargest) {
+      for_each_piece(rows, segment, [&](int64_t begin) {
+        group_.look_for_largest(params_, stream_, begin, zeros_);
+      });
+      group_.use_largest();
+    }
+    for_each_piece(rows, segment,
+                   [&](int64_t begin) { group_.attend(params_, stream_, begin, zeros_); });
+  }
+
+  // Calls f(begin) for each piece of the segment of which the rows see a key, looked up.
+  template <class F>
+  void for_each_piece(const RowSpan& rows, int64_t segment, F f) {
     for (int64_t i = 0; i < kPiecesPerSegment; ++i) {
       const int64_t piece = segment * kPiecesPerSegment + i;
-      if (!look_up(params_, rows, piece, stream_, RowGroup::kRowsAhead)) continue;
-      group_.attend(params_, stream_, piece * kPiece, zeros_);
+      if (look_up(params_, rows, piece, stream_, RowGroup::kRowsAhead)) f(piece * kPiece);
     }
   }
 
@@ -218,6 +288,7 @@ class BySegments {
         BlockSums& sums = sums_of(r);
         if (keys.first == seen.first) sums.clear(wants_total(params_));
         block_.start(params_, rows);
+        block_.ask_for_queries(params_, block_of(span, r + kBlockRows));
         pack_to(span, part, keys.last);
         attend_block(part, keys, sums);
         if (keys.last == seen.last) done(rows, r, sums);
@@ -250,10 +321,17 @@ class BySegments {
         asked_end_ = 0;
       }
       const int64_t key = packed_end_ - piece * kPiece;
+      // What is packed one chunk after the other, in one go, has been asked for by nobody else.
+      const int64_t next = key + kChunk;
+      const bool asks = packed_end_ + kChunk < end && next >= stream_.keys.first &&
+                        next + kChunk <= stream_.keys.last;
+      const bool asks_values = asks && stream_.value_begin > 0;
       const ChunkRows keys(stream_.key_rows(), stream_.keys, key, zeros_);
-      pack_keys(keys, params_.pool.key.head_dim, counts_.steps, keys_at(part, packed_end_));
+      pack_keys(keys, params_.pool.key.head_dim, counts_.steps,
+                asks ? stream_.key_rows() + next : nullptr, keys_at(part, packed_end_));
       const ChunkRows values(stream_.value_rows(), stream_.keys, key, zeros_);
       pack_values(values, params_.pool.value.head_dim, counts_.passes,
+                  asks_values ? stream_.value_rows() + next : nullptr,
                   values_at(part, packed_end_));
     }
   }
@@ -277,13 +355,30 @@ class BySegments {
     }
   }
 
-  // Folds the sums of some rows over a segment into their states; a row whose sums aren't finite is
+  // Folds the sums of some rows over a segment into their states; rows whose sums aren't finite are
   // attended again.
   template <class Sums>
   void fold_rows(const RowSpan& rows, int64_t segment, const SegmentState& state,
                  const Sums& sums) {
+    const uint32_t left = fold_whole_rows(~uint32_t{0}, rows, state, sums);
+    if (left == 0) return;
+    for (int64_t r = 0; r < rows.num_rows; r += kMostGroupRows) {
+      if ((left >> r & ((1u << kMostGroupRows) - 1)) == 0) continue;
+      const int64_t rest = rows.num_rows - r;
+      const RowSpan some = rows_of(rows, r, rest < kMostGroupRows ? rest : kMostGroupRows);
+      attend_again<std::is_same_v<Sums, RowGroup>>(left >> r, some, segment, state.from(r));
+    }
+    looked_up_ = -1;
+    configure_tiles(kFullTiles);
+  }
+
+  // Those whose bit is set in `wanted`; returns the bits of those whose sums aren't finite.
+  template <class Sums>
+  uint32_t fold_whole_rows(uint32_t wanted, const RowSpan& rows, const SegmentState& state,
+                           const Sums& sums) const {
     uint32_t left = 0;
     for (int64_t r = 0; r < rows.num_rows; ++r) {
+      if ((wanted >> r & 1) == 0) continue;
       const SegmentSoftmax softmax = sums.softmax(r);
       if (softmax.sum == 0.0f) continue;  // sees no key: one that it sees weighs something, or NaN
       const auto values = [&](int64_t d) { return sums.values(r, d); };
@@ -293,13 +388,7 @@ class BySegments {
         left |= 1u << r;
       }
     }
-    if (left == 0) return;
-    for (int64_t r = 0; r < rows.num_rows; ++r) {
-      if ((left >> r & 1) == 0) continue;
-      attend_again(rows_of(rows, r, 1), segment, state.from(r));
-    }
-    looked_up_ = -1;
-    configure_tiles(kFullTiles);
+    return left;
   }
 
   template <class F>
@@ -310,11 +399,32 @@ class BySegments {
     return sum(rest) == 0.0f;
   }
 
-  void attend_again(const RowSpan& row, int64_t segment, const SegmentState& state) {
-    sum_group(row, segment);
-    const SegmentSoftmax softmax = group_.softmax(0);
-    const auto values = [&](int64_t d) { return group_.values(0, d); };
-    if (is_whole(softmax, values)) return fold_segment(state, 0, softmax, values);
+  // Attends again to those of up to 16 rows whose bit is set in `left`; kIsSecond: not for the
+  // first time as this group. A row that is whole only with its largest score for reference has had
+  // weights cut, since infinities and NaN of others in the group spoil it with either: so alone it
+  // would have the same reference, on which the last bits of a log depend.
+  template <bool kIsSecond>
+  void attend_again(uint32_t left, const RowSpan& rows, int64_t segment,
+                    const SegmentState& state) {
+    if constexpr (!kIsSecond) {
+      sum_group(rows, segment, kOfFirstKeys);
+      left = fold_whole_rows(left, rows, state, group_);
+    }
+    if (left != 0) {
+      sum_group(rows, segment, kLargest);
+      left = fold_whole_rows(left, rows, state, group_);
+    }
+    for (int64_t r = 0; r < rows.num_rows; ++r) {
+      if ((left >> r & 1) == 0) continue;
+      attend_alone(rows_of(rows, r, 1), segment, state.from(r));
+    }
+  }
+
+  void attend_alone(const RowSpan& row, int64_t segment, const SegmentState& state) {
+    for (const Reference reference : {kOfFirstKeys, kLargest}) {
+      sum_group(row, segment, reference);
+      if (fold_whole_rows(1, row, state, group_) == 0) return;
+    }
     clear(row_state_, 1);
     for (int64_t i = 0; i < kPiecesPerSegment; ++i) {
       attend_row<ExactEngine>(params_, row, segment * kPiecesPerSegment + i, exact_arena_,
@@ -368,6 +478,7 @@ class BySegments {
   TileCounts counts_;
   int64_t packed_pieces_;
   int64_t columns_;
+  bool writes_lines_;
   BFloat16* zeros_;  // a row of K or V that nobody sees
   float* state_memory_;
   State row_state_;

@@ -31,6 +31,17 @@ PAGED_INLINE uint32_t bits_from(int64_t key, int64_t begin) {
   return skipped >= kChunk ? 0 : kWholeChunk << skipped;
 }
 
+// Bits of keys from `begin` on that lie in [first, last), for each lane.
+PAGED_INLINE IntVec bits_between(IntVec first, IntVec last, int64_t begin) {
+  const __m512i none = _mm512_setzero_si512();
+  const __m512i all = _mm512_set1_epi32(-1);
+  const __m512i at = _mm512_set1_epi32(static_cast<int32_t>(begin));
+  const auto bits_from = [&](IntVec key) __attribute__((always_inline)) {
+    return _mm512_sllv_epi32(all, _mm512_max_epi32(_mm512_sub_epi32((__m512i)key, at), none));
+  };
+  return (IntVec)_mm512_andnot_si512(bits_from(last), bits_from(first));
+}
+
 // The first of a sequence's new tokens, which a tree mask may hide; its length where there is no
 // such mask.
 PAGED_INLINE int64_t first_hidden(const AttentionParams& params, int64_t sequence) {

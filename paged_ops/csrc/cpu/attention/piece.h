@@ -97,12 +97,19 @@ PAGED_INLINE int64_t append_rows(const AttentionParams& params, const RowSpan& s
                                  const Cache& cache, Visible keys, const T** rows) {
   const int64_t block_size = params.pool.block_size;
   const T* head = static_cast<const T*>(cache.data) + span.kv_head * cache.head_stride;
+  const BlockTables& tables = params.block_tables;
+  if (block_size == 1 && tables.column_stride == 1) {  // a loop that compilers make vectors of
+    const int32_t* blocks = tables.data + span.sequence * tables.row_stride + keys.first;
+    const int64_t num_rows = keys.last - keys.first, stride = cache.block_stride;
+    for (int64_t i = 0; i < num_rows; ++i) rows[i] = head + blocks[i] * stride;
+    return num_rows;
+  }
   int64_t column = keys.first / block_size;
   int64_t offset = keys.first % block_size;
   int64_t count = 0;
   for (int64_t key = keys.first; key < keys.last; ++column, offset = 0) {
-    const T* first = head + params.block_tables.at(span.sequence, column) * cache.block_stride +
-                     offset * cache.token_stride;
+    const T* first =
+        head + tables.at(span.sequence, column) * cache.block_stride + offset * cache.token_stride;
     const int64_t rest = block_size - offset;
     const int64_t num_rows = keys.last - key < rest ? keys.last - key : rest;
     for (int64_t i = 0; i < num_rows; ++i) rows[count + i] = first + i * cache.token_stride;

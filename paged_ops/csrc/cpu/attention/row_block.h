@@ -48,6 +48,11 @@ struct alignas(64) BlockSums {
     is_empty = true;
   }
 
+  // The sum of a row's weights, in all lanes.
+  PAGED_INLINE Vec weight(int64_t row) const {
+    return load(weights[row / kTileRows][row % kTileRows]);
+  }
+
   // The softmax of a row, and its weighted sums from column d on.
   PAGED_INLINE SegmentSoftmax softmax(int64_t row) const {
     if ((has_no_reference >> row & 1) != 0) return {kMinusInf, 0.0f, 0.0f};
@@ -60,7 +65,7 @@ struct alignas(64) BlockSums {
   }
 };
 
-// Rows of K and V that are to be packed soon, to be asked for.
+// Rows of K and V that are to be packed soon, to be asked for: one of each beside a chunk.
 struct RowsAhead {
   const BFloat16* const* keys;
   const BFloat16* const* values;
@@ -82,6 +87,8 @@ class RowBlock {
     num_rows_ = rows.num_rows;
     first_hidden_ = first_hidden(params, rows.sequence);
     look_at_rows(params, rows, work_->rows);
+    look_at_ends();
+    num_asked_ = 0;
     const int64_t head_dim = params.pool.key.head_dim;
     for (int64_t r = 0; r < kBlockRows; ++r) {
       int32_t* to = queries_ + r * kTileUnits;
@@ -102,15 +109,21 @@ class RowBlock {
     }
   }
 
-  // The keys that the first and the last row see, and all rows between.
-  PAGED_INLINE Visible seen() const {
-    return {work_->rows[0].seen.first, work_->rows[num_rows_ - 1].seen.last};
+  // Queries that the next block will need are asked for beside this one's products.
+  void ask_for_queries(const AttentionParams& params, const RowSpan& rows) {
+    num_ahead_ = rows.num_rows;
+    if (num_ahead_ <= 0) return;
+    RowCursor cursor(params, rows);
+    for (int64_t r = 0; r < num_ahead_; ++r, cursor.next()) {
+      work_->queries_ahead[r] = query_at<BFloat16>(params, cursor.row());
+    }
   }
 
   // Adds chunks [first, last) of a piece that begins at key `begin`: what their packed keys and
   // values are is said by the first chunk's place.
   void attend(const AttentionParams& params, int64_t begin, int64_t first, int64_t last,
               const int32_t* keys, const int32_t* values, const RowsAhead& ahead, BlockSums& sums) {
+    const FlushToZero flush;
     const int64_t first_key = begin + first * kChunk;
     num_chunks_ = last - first;
     look_at_edges(params, first_key);
@@ -145,7 +158,18 @@ class RowBlock {
     int32_t ones[kTileRows][kTileUnits];
     uint32_t seen[kChunksPerPiece][kBlockRows];  // of chunks with an edge, and the last two
     SeeingRow rows[kBlockRows];
+    int32_t first_seen[kBlockRows];  // what rows[] says, and all keys for rows that aren't there
+    int32_t last_seen[kBlockRows];
+    const BFloat16* queries_ahead[kBlockRows];
   };
+
+  void look_at_ends() {
+    for (int64_t r = 0; r < kBlockRows; ++r) {
+      const bool is_there = r < num_rows_;
+      work_->first_seen[r] = is_there ? static_cast<int32_t>(work_->rows[r].seen.first) : 0;
+      work_->last_seen[r] = is_there ? static_cast<int32_t>(work_->rows[r].seen.last) : INT32_MAX;
+    }
+  }
 
   // Which chunks have keys that some row doesn't see, and what is seen there.
   void look_at_edges(const AttentionParams& params, int64_t first_key) {
@@ -155,11 +179,26 @@ class RowBlock {
       const int64_t begin = first_key + j * kChunk;
       const bool is_edge = begin < all.first || begin + kChunk > all.last;
       edges_ |= static_cast<uint32_t>(is_edge) << j;
-      if (!is_edge && j + 2 < num_chunks_) continue;
+      if (is_edge) {
+        look_at_edge(params, begin, work_->seen[j]);
+      } else if (j + 2 >= num_chunks_) {
+        for (int64_t r = 0; r < kBlockRows; ++r) work_->seen[j][r] = kWholeChunk;
+      }
+    }
+  }
+
+  PAGED_INLINE void look_at_edge(const AttentionParams& params, int64_t begin,
+                                 uint32_t* seen) const {
+    if (params.tree_mask.data == nullptr) {
+      for (int64_t r = 0; r < kBlockRows; r += kLanes) {
+        store_units(reinterpret_cast<int32_t*>(seen + r),
+                    bits_between(load_units(work_->first_seen + r),
+                                 load_units(work_->last_seen + r), begin));
+      }
+    } else {
       for (int64_t r = 0; r < kBlockRows; ++r) {
-        work_->seen[j][r] = is_edge && r < num_rows_
-                                ? chunk_mask(params, work_->rows[r], first_hidden_, begin)
-                                : kWholeChunk;
+        seen[r] =
+            r < num_rows_ ? chunk_mask(params, work_->rows[r], first_hidden_, begin) : kWholeChunk;
       }
     }
   }
@@ -285,17 +324,24 @@ class RowBlock {
     Work& work = *work_;
     for (int64_t j = 0; j < num_chunks; ++j, keys += 2 * steps * kUnitsPerTile) {
       float* last = work.scores[(j + 1) % 2][0][0][0];
-      // A row of K and one of V for each chunk, a line beside each product.
+      // A row of K and one of V for each chunk, and two queries, a line beside each product.
       const bool has_ahead = j < ahead.count;
       const auto* key_ahead = reinterpret_cast<const char*>(has_ahead ? ahead.keys[j] : nullptr);
       const auto* value_ahead =
           reinterpret_cast<const char*>(has_ahead ? ahead.values[j] : nullptr);
+      const bool has_queries = num_asked_ < num_ahead_;
+      const auto* const* queries_ahead =
+          reinterpret_cast<const char* const*>(work.queries_ahead + num_asked_);
+      if (has_queries) num_asked_ += 2;
       const auto ask = [&](int64_t i) __attribute__((always_inline)) {
-        if (!has_ahead) return;
         if (i < steps) {
-          ask_for(key_ahead + i * kCacheLine);
-        } else if (i < steps + passes) {
-          ask_for(value_ahead + (i - steps) * kCacheLine);
+          if (has_ahead) ask_for(key_ahead + i * kCacheLine);
+        } else if (i < 2 * steps) {
+          if (has_queries) ask_for(queries_ahead[0] + (i - steps) * kCacheLine);
+        } else if (i < 3 * steps) {
+          if (has_queries) ask_for(queries_ahead[1] + (i - 2 * steps) * kCacheLine);
+        } else if (i < 3 * steps + passes) {
+          if (has_ahead) ask_for(value_ahead + (i - 3 * steps) * kCacheLine);
         }
       };
       const auto weigh_rows = [&]<bool kIsMasked>(int64_t i) __attribute__((always_inline)) {
@@ -476,6 +522,8 @@ class RowBlock {
   int64_t num_rows_ = 0;
   int64_t first_hidden_ = 0;
   int64_t num_chunks_ = 0;
+  int64_t num_ahead_ = 0;  // queries of the next block
+  int64_t num_asked_ = 0;
   uint32_t edges_ = 0;  // a bit for each chunk
 };
 

@@ -49,30 +49,50 @@ class RowGroup {
       store_units(work_->ones[i], broadcast_unit(0x3f803f80));  // two bfloat16
       work_->minus_references[i] = 0.0f;
       store(work_->totals[i], broadcast(0.0f));
+      store(work_->largest[i], broadcast(kMinusInf));
     }
     has_no_reference_ = (1u << num_rows_) - 1;
     is_empty_ = true;
     ahead_.start_segment();
   }
 
+  // Looks at the scores of a piece that begins at key `begin`, for references that no weight
+  // exceeds: use_largest(), once all pieces of the segment have been looked at, before attend().
+  void look_for_largest(const AttentionParams& params, const RowStream<BFloat16>& stream,
+                        int64_t begin, const BFloat16* zeros) {
+    const int64_t first = stream.keys.first / kChunk;
+    const int64_t last = round_up(stream.keys.last, kChunk) / kChunk;
+    ahead_.start_piece(params, stream, last - first);
+    score(params, stream, first, last, zeros);
+    ahead_.end_piece();
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      Vec turned[2][kTileRows];
+      turn(chunk, turned);
+      for (int64_t r = 0; r < num_rows_; ++r) {
+        const SeenScores scores = seen_scores(params, begin, chunk, r, turned);
+        if (scores.seen == 0) continue;
+        has_no_reference_ &= ~(1u << r);
+        store(work_->largest[r], larger(function_.largest(scores.first, scores.second, scores.seen),
+                                        load(work_->largest[r])));
+      }
+    }
+  }
+  void use_largest() {
+    for (int64_t r = 0; r < num_rows_; ++r) {
+      const Vec largest = broadcast(max(load(work_->largest[r])));
+      work_->minus_references[r] = minus_reference(largest)[0];
+    }
+    ahead_.start_segment();
+  }
+
   // Adds the keys of a piece that begins at key `begin`, of which `stream` has the rows.
   void attend(const AttentionParams& params, const RowStream<BFloat16>& stream, int64_t begin,
               const BFloat16* zeros) {
+    const FlushToZero flush;
     const int64_t first = stream.keys.first / kChunk;
     const int64_t last = round_up(stream.keys.last, kChunk) / kChunk;
     ahead_.start_piece(params, stream, (last - first) * (1 + (counts_.passes + 1) / 2));
-    configure_tiles(score_tiles());
-    switch (counts_.steps) {
-      case 2:
-        multiply_keys<2>(params, stream, first, last, zeros);
-        break;
-      case 4:
-        multiply_keys<4>(params, stream, first, last, zeros);
-        break;
-      default:
-        multiply_keys<0>(params, stream, first, last, zeros);
-    }
-    memory_fence();
+    score(params, stream, first, last, zeros);
     for (int64_t chunk = first; chunk < last; ++chunk) weigh(params, begin, chunk);
     configure_tiles(value_tiles());
     for (int64_t pass = 0; pass < counts_.passes; pass += 2) {
@@ -184,6 +204,7 @@ class RowGroup {
     int32_t ones[kTileRows][kTileUnits];
     float sums[kTileRows][16];
     float totals[kTileRows][kLanes];
+    float largest[kTileRows][kLanes];
     float minus_references[kTileRows];
     SeeingRow rows[kTileRows];
   };
@@ -207,6 +228,23 @@ class RowGroup {
     const char* rows;
     int64_t stride;
   };
+
+  // The scores of chunks [first, last) of a piece, before what makes them more than products.
+  void score(const AttentionParams& params, const RowStream<BFloat16>& stream, int64_t first,
+             int64_t last, const BFloat16* zeros) {
+    configure_tiles(score_tiles());
+    switch (counts_.steps) {
+      case 2:
+        multiply_keys<2>(params, stream, first, last, zeros);
+        break;
+      case 4:
+        multiply_keys<4>(params, stream, first, last, zeros);
+        break;
+      default:
+        multiply_keys<0>(params, stream, first, last, zeros);
+    }
+    memory_fence();
+  }
 
   template <int kSteps>
   PAGED_INLINE void multiply_keys(const AttentionParams& params, const RowStream<BFloat16>& stream,
@@ -325,18 +363,31 @@ class RowGroup {
     }
   }
 
-  void weigh(const AttentionParams& params, int64_t piece_begin, int64_t chunk) {
+  // The scores of a row with a chunk, and which of them count.
+  struct SeenScores {
+    Vec first;
+    Vec second;
+    uint32_t seen;
+  };
+  PAGED_INLINE SeenScores seen_scores(const AttentionParams& params, int64_t piece_begin,
+                                      int64_t chunk, int64_t r,
+                                      const Vec (&turned)[2][kTileRows]) const {
     const int64_t begin = piece_begin + chunk * kChunk;
+    SeenScores scores = {turned[0][r], turned[1][r],
+                         chunk_mask(params, work_->rows[r], first_hidden_, begin)};
+    if (!is_product_) {
+      const ScoreRule rule = score_rule(params, work_->rows[r].row, begin);
+      scores.first = rule.score(scores.first, lane_indices());
+      scores.second = rule.score(scores.second, lane_indices() + kLanes);
+    }
+    return scores;
+  }
+
+  void weigh(const AttentionParams& params, int64_t piece_begin, int64_t chunk) {
     Vec turned[2][kTileRows];
     turn(chunk, turned);
     for (int64_t r = 0; r < num_rows_; ++r) {
-      const uint32_t seen = chunk_mask(params, work_->rows[r], first_hidden_, begin);
-      Vec first = turned[0][r], second = turned[1][r];
-      if (!is_product_) {
-        const ScoreRule rule = score_rule(params, work_->rows[r].row, begin);
-        first = rule.score(first, lane_indices());
-        second = rule.score(second, lane_indices() + kLanes);
-      }
+      const auto [first, second, seen] = seen_scores(params, piece_begin, chunk, r, turned);
       float& reference = work_->minus_references[r];
       if ((has_no_reference_ >> r & 1) != 0 && seen != 0) {
         has_no_reference_ &= ~(1u << r);

@@ -51,10 +51,18 @@ PAGED_INLINE void stage_step(const BFloat16* const* rows, int64_t step, int64_t 
   }
 }
 
-PAGED_INLINE void pack_keys(const ChunkRows& keys, int64_t head_dim, int64_t steps, int32_t* to) {
+// Asks the second cache for the 64 bytes of so many rows that begin at element d.
+PAGED_INLINE void ask_for_rows(const BFloat16* const* rows, int64_t count, int64_t d) {
+  for (int64_t i = 0; i < count; ++i) __builtin_prefetch(rows[i] + d, 0, 2);
+}
+
+// Asks for the rows of `next`, which are to be packed after this, unless it is null.
+PAGED_INLINE void pack_keys(const ChunkRows& keys, int64_t head_dim, int64_t steps,
+                            const BFloat16* const* next, int32_t* to) {
   for (int64_t group = 0; group < 2; ++group) {
     const BFloat16* const* rows = keys.rows + group * kTileRows;
     for (int64_t step = 0; step < steps; ++step, to += kUnitsPerTile) {
+      if (next != nullptr) ask_for_rows(next + group * kTileRows, kTileRows, step * kStep);
       if ((step + 1) * kStep <= head_dim) {
         transpose_units([&](int j, int i) { return rows[j] + step * kStep + 2 * i; }, to,
                         kTileUnits);
@@ -69,13 +77,14 @@ PAGED_INLINE void pack_keys(const ChunkRows& keys, int64_t head_dim, int64_t ste
 
 // `to` is the chunk's place in the first pass.
 PAGED_INLINE void pack_values(const ChunkRows& values, int64_t head_dim, int64_t passes,
-                              int32_t* to) {
+                              const BFloat16* const* next, int32_t* to) {
   constexpr int64_t kPassStride = kChunksPerPiece * 2 * kUnitsPerTile;
   for (int64_t pair = 0; pair < kTileRows; ++pair) {
     const BFloat16* first = values.rows[2 * pair];
     const BFloat16* second = values.rows[2 * pair + 1];
     for (int64_t pass = 0; pass < passes; ++pass) {
       const int64_t column = pass * kPass;
+      if (next != nullptr) ask_for_rows(next + 2 * pair, 2, column);
       IntVec units[2];
       interleave_rows(first + column, head_dim - column, second + column, head_dim - column, units);
       int32_t* at = to + pass * kPassStride + pair * kTileUnits;
