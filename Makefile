@@ -200,8 +200,8 @@ $(VENV_BENCH)/.peers: Makefile
 	@touch $@
 
 # vLLM's wheel asks for 151 packages; those that its engine and server import are in a list of their
-# own. Tests run from a copy, as above. Not in CI: this is a gigabyte to install, and a quarter of an
-# hour. One thread, because engines with several wait for each other on a machine that others share.
+# own. Tests run from a copy, as above. Not in CI: this is 2.2 GB of packages. One thread, because
+# the threads of an engine wait for each other on a machine that others share.
 
 VENV_VLLM  := .venv-vllm
 COPY_VLLM  := build/test-vllm

@@ -93,7 +93,7 @@ def test_the_tokens_are_those_of_vllms_own_attention(
 
 
 @pytest.mark.parametrize("layout", ["LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
-def test_every_order_of_a_pages_memory_gives_the_same_bits(
+def test_every_order_of_a_pages_memory_gives_the_same_tokens(
     layout: str, model: Path, usual: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", layout)

@@ -27,7 +27,7 @@ from tests.integrations.vllm.checkpoints import save_demo
 from tests.integrations.vllm.engines import Tokens, make_prompts
 
 PROMPTS = make_prompts(2048, (40, 90, 3, 120, 17, 64))
-NUM_TOKENS, SECONDS_TO_START = 24, 300
+NUM_TOKENS, SECONDS_TO_START = 24, 900
 
 
 @pytest.fixture
