@@ -184,16 +184,15 @@ PAGED_INLINE Visible visible_to(const AttentionShape& shape, int64_t seq_len, in
   return keys;
 }
 
-// What at least one of some query tokens of the call, one after another, sees: with all between,
-// and for the first of them at `position`.
+// What at least one of some query tokens of the call, one after another, sees, with all between.
+// The first of them is at `position`. Without key ranges both ends grow with the position, so the
+// first and the last row decide.
 PAGED_INLINE Visible visible_to_some(const AttentionShape& shape, int64_t seq_len, int64_t position,
                                      int64_t token, int64_t num_tokens) {
-  // Both ends grow with the position, so the first and the last row decide.
-  if (shape.key_ranges.data == nullptr) {
-    return {visible(shape, seq_len, position).first,
-            visible(shape, seq_len, position + num_tokens - 1).last};
-  }
-  Visible all = {seq_len, 0};
+  Visible all = {visible(shape, seq_len, position).first,
+                 visible(shape, seq_len, position + num_tokens - 1).last};
+  if (shape.key_ranges.data == nullptr) return all;
+  all = {seq_len, 0};
   for (int64_t i = 0; i < num_tokens; ++i) {
     const Visible keys = visible_to(shape, seq_len, position + i, token + i);
     if (keys.first >= keys.last) continue;

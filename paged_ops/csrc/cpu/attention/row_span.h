@@ -79,13 +79,26 @@ PAGED_INLINE Visible row_visible(const AttentionParams& params, const RowSpan& s
   return visible_to(params, params.seq_lens[span.sequence], row.position, row.token);
 }
 
-// All keys that some row of the span sees.
-PAGED_INLINE Visible span_visible(const AttentionParams& params, const RowSpan& span) {
-  if (span.shared != nullptr) return span.shared->keys;
+// The same of all tokens of the span that have key ranges. Kept out of the code around its calls,
+// which is that of plain attention.
+[[gnu::noinline, maybe_unused]] inline Visible ranges_of_span(const AttentionParams& params,
+                                                              const RowSpan& span) {
   const QueryRow first = query_row(params, span, 0);
   const QueryRow last = query_row(params, span, span.num_rows - 1);
   return visible_to_some(params, params.seq_lens[span.sequence], first.position, first.token,
                          last.token - first.token + 1);
+}
+
+// All keys that some row of the span sees. Without key ranges both ends grow with the position, so
+// the first and the last row decide.
+PAGED_INLINE Visible span_visible(const AttentionParams& params, const RowSpan& span) {
+  if (span.shared != nullptr) return span.shared->keys;
+  if (params.key_ranges.data != nullptr) return ranges_of_span(params, span);
+  const int64_t seq_len = params.seq_lens[span.sequence];
+  const Visible first = visible(params, seq_len, query_row(params, span, 0).position);
+  const Visible last =
+      visible(params, seq_len, query_row(params, span, span.num_rows - 1).position);
+  return {first.first, last.last};
 }
 
 // The pieces of so many keys that hold `keys`.
