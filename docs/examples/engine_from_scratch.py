@@ -55,8 +55,9 @@ def schedule():
                 manager.preempt(waiting[0])
     with suppress(OutOfBlocks):  # the others wait until somebody is done
         while waiting:
-            prompt = texts[waiting[0]]
-            new[waiting[0]] = len(prompt) - manager.allocate(waiting[0], prompt)
+            new[waiting[0]] = len(texts[waiting[0]]) - manager.allocate(
+                waiting[0], texts[waiting[0]]
+            )
             running.append(waiting.popleft())
     return new
 
