@@ -25,8 +25,9 @@ waiting, running, steps = deque(texts), [], 0  # running: the oldest first
 def model(tokens, positions, attend):
     x = embedding[tokens] + positional[positions]
     for layer, (qkv, mlp) in enumerate(layers):
-        rows = (F.layer_norm(x, [64]) @ qkv).unflatten(-1, (3, 4, 16)).unbind(1)
-        x = x + attend(layer, *rows).flatten(1)
+        x = x + attend(layer, *(F.layer_norm(x, [64]) @ qkv).view(-1, 3, 4, 16).unbind(1)).flatten(
+            1
+        )
         x = x + F.gelu(F.layer_norm(x, [64]) @ mlp)
     return (x @ embedding.T).argmax(-1)
 
@@ -55,9 +56,8 @@ def schedule():
                 manager.preempt(waiting[0])
     with suppress(OutOfBlocks):  # the others wait until somebody is done
         while waiting:
-            new[waiting[0]] = len(texts[waiting[0]]) - manager.allocate(
-                waiting[0], texts[waiting[0]]
-            )
+            prompt = texts[waiting[0]]
+            new[waiting[0]] = len(prompt) - manager.allocate(waiting[0], prompt)
             running.append(waiting.popleft())
     return new
 
