@@ -1,7 +1,6 @@
 """Continuous batching on the ops, the pool and the books alone, under a tiny random transformer.
 
-What a prompt has in common with an earlier one is found in the pool. When that is full, the
-youngest request comes back later. Each must have the tokens that it has by torch's attention.
+Prefixes are found, a full pool preempts the youngest, the tokens are those of torch's attention.
 """
 
 from collections import deque
@@ -25,9 +24,8 @@ waiting, running, steps = deque(texts), [], 0  # running: the oldest first
 def model(tokens, positions, attend):
     x = embedding[tokens] + positional[positions]
     for layer, (qkv, mlp) in enumerate(layers):
-        x = x + attend(layer, *(F.layer_norm(x, [64]) @ qkv).view(-1, 3, 4, 16).unbind(1)).flatten(
-            1
-        )
+        rows = (F.layer_norm(x, [64]) @ qkv).view(-1, 3, 4, 16).unbind(1)
+        x = x + attend(layer, *rows).flatten(1)
         x = x + F.gelu(F.layer_norm(x, [64]) @ mlp)
     return (x @ embedding.T).argmax(-1)
 
