@@ -131,6 +131,7 @@ long system_call(long number, Arguments... arguments) {
 
 #undef _tile_zero
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #undef _tile_dpbssd
@@ -140,6 +141,7 @@ long system_call(long number, Arguments... arguments) {
 #define _tile_release() emulated_tiles::release()
 #define _tile_zero(tile) emulated_tiles::zero(tile)
 #define _tile_loadd(tile, from, stride) emulated_tiles::load(tile, from, stride)
+#define _tile_stream_loadd(tile, from, stride) emulated_tiles::load(tile, from, stride)
 #define PAGED_TILE_AT(instruction, tile, base, offset) \
   emulated_tiles::load(tile, reinterpret_cast<const char*>(base) + (offset), 64)
 #define PAGED_STORE_TILE_AT(tile, base, offset) \

@@ -347,6 +347,109 @@ def test_one_scale_for_all_equals_the_same_scale_given_for_each_token(
         assert same_bits(got, want)
 
 
+# Integer products: what can't be cut into digits, and how exact digits are
+
+
+def int8_case(
+    query_len: int, head_dim: int = 40, num_heads: int = 6
+) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
+    """Return queries, caches with an index of one sequence of 70 tokens, and its scales."""
+    query = normal((query_len, num_heads, head_dim), torch.float32, 1)
+    caches = [
+        torch.randint(-127, 128, (5, 16, 2, head_dim), dtype=torch.int8, generator=generator(i))
+        for i in (2, 3)
+    ]
+    index = [
+        torch.tensor([[3, 0, 4, 1, 2]], dtype=torch.int32),
+        torch.tensor([70], dtype=torch.int32),
+        torch.tensor([0, query_len], dtype=torch.int32),
+    ]
+    scales = {
+        name: torch.rand(5, 16, 2, generator=generator(i)) / 64
+        for i, name in enumerate(("key_scale", "value_scale"), 4)
+    }
+    return query, [*caches, *index], scales
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# An infinite scale of a key isn't here: it joins a dot product, of which it makes an infinity,
+# where the reference sums infinities of both signs.
+UNCUT = [
+    *(("query", bad) for bad in (math.inf, -math.inf, math.nan)),
+    *(("key_scale", bad) for bad in (math.nan, -0.02)),
+    *(("value_scale", bad) for bad in (math.inf, -math.inf, math.nan, -0.02, -0.0)),
+]
+
+
+@pytest.mark.parametrize("query_len", [1, 3, 7, 50])
+@pytest.mark.parametrize(("where", "bad"), UNCUT, ids=str)
+def test_what_no_digits_can_hold_goes_through_the_arithmetic_as_usual(
+    where: str, bad: float, query_len: int
+) -> None:
+    query, tensors, scales = int8_case(query_len)
+    clean = paged_ops.attention_with_lse(query, *tensors, **scales)
+    if where == "query":
+        query[-1, 2, 5] = bad
+    else:
+        scales[where][2, 5, 0] = bad  # of the last token, head 0: the last row alone sees it
+    output, lse = paged_ops.attention_with_lse(query, *tensors, **scales)
+    want, want_lse = reference.attention_with_lse(query.double(), *tensors, **scales)
+    torch.testing.assert_close(output.double(), want, rtol=0, atol=4e-6, equal_nan=True)
+    torch.testing.assert_close(lse.double(), want_lse.double(), rtol=0, atol=4e-6, equal_nan=True)
+    for got, before in zip((output, lse), clean, strict=True):
+        assert same_bits(got[:-1], before[:-1])
+        assert same_bits(got[-1, 3:], before[-1, 3:])
+
+
+@pytest.mark.parametrize("magnitude", [1e-38, 1e-20, 1.0, 1e15])
+def test_queries_of_any_magnitude_lose_no_more_than_float32_does(magnitude: float) -> None:
+    query, tensors, scales = int8_case(3, head_dim=200)
+    query[0] *= torch.logspace(-6, 0, 200)  # magnitudes that differ within a row
+    options = {**scales, "scale": 0.05 / magnitude}
+    output, lse = paged_ops.attention_with_lse(query * magnitude, *tensors, **options)
+    options["scale"] = 0.05
+    want, want_lse = reference.attention_with_lse(query.double(), *tensors, **options)
+    assert relative_error(output, want) <= 4e-6
+    assert relative_error(lse, want_lse) <= 4e-6
+
+
+@given(st.integers(0, 2**16), st.floats(-12.0, 12.0), st.sampled_from([1, 2, 5, 6, 17, 33]))
+def test_many_light_keys_beside_a_heavy_one_are_not_lost(
+    seed: int, lead: float, num_heads: int
+) -> None:
+    # All light keys have the same value, so that what each loses would add up.
+    query = normal((1, num_heads, 32), torch.float32, seed)
+    key_cache = torch.randint(-9, 10, (16, 32, 1, 32), dtype=torch.int8, generator=generator(seed))
+    value_cache = torch.full((16, 32, 1, 32), 127, dtype=torch.int8)
+    heavy = seed % 512
+    query[..., 0], key_cache[..., 0] = lead, 0
+    key_cache[heavy // 32, heavy % 32, 0, 0] = 127
+    value_cache[heavy // 32, heavy % 32] = -3
+    table, lens = torch.arange(16, dtype=torch.int32)[None], torch.tensor([512]).int()
+    scales = {name: torch.tensor(1 / 127) for name in ("key_scale", "value_scale")}
+    output = paged_ops.attention(query, key_cache, value_cache, table, lens, scale=1.0, **scales)
+    want = reference.attention(
+        query.double(), key_cache, value_cache, table, lens, scale=1.0, **scales
+    )
+    assert (output - want).abs().max() <= 4e-6  # of the largest value, 1
+
+
+@pytest.mark.parametrize("num_heads", [1, 5, 6, 16, 17, 40])
+def test_a_row_over_int8_has_the_same_bits_with_any_number_of_others(num_heads: int) -> None:
+    query, tensors, scales = int8_case(1, head_dim=80, num_heads=2 * num_heads)
+    output, lse = paged_ops.attention_with_lse(query, *tensors, **scales)
+    for head in {0, num_heads - 1, num_heads}:
+        mine = slice(head // num_heads, head // num_heads + 1)
+        alone = [t[:, :, mine] for t in tensors[:2]] + tensors[2:]
+        scale = {name: t[..., mine] for name, t in scales.items()}
+        got = paged_ops.attention_with_lse(query[:, head : head + 1], *alone, **scale)
+        assert same_bits(got[0], output[:, head : head + 1])
+        assert same_bits(got[1], lse[:, head : head + 1])
+
+
 # Multi-head latent attention: V is the begin of each row of K
 
 

@@ -1,4 +1,4 @@
-// Attention of bfloat16 queries to one piece of a quantised cache by the matrix unit.
+// Attention of bfloat16 queries to one piece of a float8 cache by the matrix unit.
 //
 // K and V are packed into panels, in the order in which tiles are read, once for all the rows that
 // see the piece:
@@ -37,7 +37,7 @@ PAGED_INLINE KeyGroup<T> key_group(const RowStream<T>& stream, int64_t begin, in
 // each of them.
 template <class T>
 class ByTiles {
-  static_assert(kIsQuantised<T>);
+  static_assert(kIsFloat8<T>);
 
  public:
   PAGED_INLINE ByTiles(const AttentionParams& params, Arena arena)

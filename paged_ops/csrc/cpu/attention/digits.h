@@ -26,48 +26,42 @@ PAGED_INLINE Exponent exponent_for(float x, int bits) {
   return static_cast<float>(bits - 1) - exponents(broadcast(x))[0];
 }
 
-// Writes the low byte of each lane.
-PAGED_INLINE void store_bytes(int8_t* to, IntVec x) {
-  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-  const Bytes bytes = __builtin_convertvector(x, Bytes);
-  std::memcpy(to, &bytes, sizeof(bytes));
-}
+// Numbers that are cut at a time.
+constexpr int64_t kCutNumbers = 4 * kLanes;
 
-// Writes the digits of n to to[0], to[stride] and to[2 * stride].
-PAGED_INLINE void store_digits(IntVec n, int8_t* to, int64_t stride) {
-  store_bytes(to, n >> 16);
-  store_bytes(to + stride, n >> 8);
-  store_bytes(to + 2 * stride, n);
-}
-
-// Cuts a row of `count` numbers into digits of -128 to 127, and fills up with zeros to `padded`, a
-// multiple of kLanes.
+// Cuts a row of `count` numbers into digits of -128 to 127, and fills up with zeros to a multiple
+// of kCutNumbers.
 template <class Element>
-PAGED_INLINE Exponent cut_query(const Element* row, int64_t count, int64_t padded, int8_t* to,
-                                int64_t stride) {
+PAGED_INLINE Exponent cut_query(const Element* row, int64_t count, int8_t* to, int64_t stride) {
   constexpr int kBits = 22;  // of 23, since the digits below may carry into the first
-  const auto part = [&](int64_t d) __attribute__((always_inline)) {
-    return count - d >= kLanes ? load(row + d) : load_partial(row + d, count - d);
-  };
   Vec top = broadcast(0.0f);
   Vec poison = broadcast(0.0f);  // 0 times what isn't finite is NaN, and stays
   for (int64_t d = 0; d < count; d += kLanes) {
-    const Vec x = part(d);
+    const Vec x = count - d >= kLanes ? load(row + d) : load_partial(row + d, count - d);
     top = larger((Vec)((IntVec)x & 0x7fffffff), top);
     poison = fma(x, broadcast(0.0f), poison);
   }
   const bool is_finite = sum(poison) == 0.0f;
   const Exponent exponent = is_finite ? exponent_for(max(top), kBits) : 0.0f;
-  for (int64_t d = 0; d < padded; d += kLanes) {
-    IntVec n = {};
-    if (is_finite && d < count) n = nearest(times_power_of_two(part(d), broadcast(exponent)));
+  for (int64_t d = 0; d < count; d += kCutNumbers) {
+    IntVec n[4] = {};
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < 4; ++i) {
+      const int64_t rest = count - d - i * kLanes;
+      if (rest <= 0 || !is_finite) continue;
+      const Element* from = row + d + i * kLanes;
+      const Vec x = rest >= kLanes ? load(from) : load_partial(from, rest);
+      n[i] = nearest(times_power_of_two(x, broadcast(exponent)));
+    }
     // Half a digit more at every place but the first turns cutting into rounding.
-    store_digits((n + 0x8080) ^ 0x8080, to + d, stride);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) n[i] = (n[i] + 0x8080) ^ 0x8080;
+    store_three_bytes(n, to + d, stride);
   }
   return is_finite ? exponent : __builtin_nanf("");
 }
 
-// Cuts weights [begin, end), multiples of kLanes, into digits of 0 to 255.
+// Cuts weights [begin, end), multiples of kCutNumbers, into digits of 0 to 255.
 PAGED_INLINE Exponent cut_weights(const float* weights, int64_t begin, int64_t end, int8_t* to,
                                   int64_t stride) {
   constexpr int kBits = 24;
@@ -82,9 +76,13 @@ PAGED_INLINE Exponent cut_weights(const float* weights, int64_t begin, int64_t e
   }
   if (sum(poison) != 0.0f || max(least) > 0.0f) return __builtin_nanf("");
   const Exponent exponent = exponent_for(max(top), kBits);
-  for (int64_t i = begin; i < end; i += kLanes) {
-    const IntVec n = nearest(times_power_of_two(load(weights + i), broadcast(exponent)));
-    store_digits(n, to + i, stride);
+  for (int64_t i = begin; i < end; i += kCutNumbers) {
+    IntVec n[4];
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < 4; ++j) {
+      n[j] = nearest(times_power_of_two(load(weights + i + j * kLanes), broadcast(exponent)));
+    }
+    store_three_bytes(n, to + i, stride);
   }
   return exponent;
 }

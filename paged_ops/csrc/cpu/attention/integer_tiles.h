@@ -32,67 +32,161 @@ struct BytePanel {
     }                                       \
   } while (false)
 
+// c[kRowTiles * 16][32] += a[kRowTiles * 16][num_steps * 64] * b, kRowTiles up to 3.
+template <bool kIsSigned, int kRowTiles>
+PAGED_INLINE void multiply_byte_tiles(const int8_t* a, int64_t a_stride, const BytePanel& b,
+                                      int64_t num_steps, int32_t* c, int64_t c_stride) {
+  const int64_t c_bytes = c_stride * kUnitBytes;
+  const int8_t* second = a + kTileRows * a_stride;
+  const int8_t* third = second + kTileRows * a_stride;
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kRowTiles > 1) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  if constexpr (kRowTiles > 2) {
+    _tile_zero(4);
+    _tile_zero(5);
+  }
+  for (int64_t step = 0; step < num_steps; ++step) {
+    const int64_t at = step * kTileBytes;
+    _tile_stream_loadd(7, b.at(step, 0), kTileBytes);
+    _tile_loadd(6, a + at, a_stride);
+    PAGED_ADD_BYTES(kIsSigned, 0, 6, 7);
+    if constexpr (kRowTiles == 3) {
+      // All tiles are taken: rows are loaded twice.
+      _tile_loadd(6, second + at, a_stride);
+      PAGED_ADD_BYTES(kIsSigned, 2, 6, 7);
+      _tile_loadd(6, third + at, a_stride);
+      PAGED_ADD_BYTES(kIsSigned, 4, 6, 7);
+      _tile_stream_loadd(7, b.at(step, 1), kTileBytes);
+      PAGED_ADD_BYTES(kIsSigned, 5, 6, 7);
+      _tile_loadd(6, second + at, a_stride);
+      PAGED_ADD_BYTES(kIsSigned, 3, 6, 7);
+      _tile_loadd(6, a + at, a_stride);
+      PAGED_ADD_BYTES(kIsSigned, 1, 6, 7);
+    } else {
+      _tile_stream_loadd(5, b.at(step, 1), kTileBytes);
+      PAGED_ADD_BYTES(kIsSigned, 1, 6, 5);
+      if constexpr (kRowTiles == 2) {
+        _tile_loadd(4, second + at, a_stride);
+        PAGED_ADD_BYTES(kIsSigned, 2, 4, 7);
+        PAGED_ADD_BYTES(kIsSigned, 3, 4, 5);
+      }
+    }
+  }
+  _tile_stored(0, c, c_bytes);
+  _tile_stored(1, c + kTileUnits, c_bytes);
+  if constexpr (kRowTiles > 1) {
+    _tile_stored(2, c + kTileRows * c_stride, c_bytes);
+    _tile_stored(3, c + kTileRows * c_stride + kTileUnits, c_bytes);
+  }
+  if constexpr (kRowTiles > 2) {
+    _tile_stored(4, c + 2 * kTileRows * c_stride, c_bytes);
+    _tile_stored(5, c + 2 * kTileRows * c_stride + kTileUnits, c_bytes);
+  }
+}
+
 // c[num_rows][32] = a[num_rows][num_steps * 64] * b, of rows `a_stride` bytes apart. Reads and
 // writes whole tiles of 16 rows.
 template <bool kIsSigned>
 PAGED_INLINE void multiply_bytes(const int8_t* a, int64_t a_stride, int64_t num_rows,
                                  const BytePanel& b, int64_t num_steps, int32_t* c,
                                  int64_t c_stride) {
-  const int64_t c_bytes = c_stride * kUnitBytes;
-  for (int64_t r = 0; r < num_rows; r += 2 * kTileRows) {
-    const int8_t* first = a + r * a_stride;
-    const int8_t* second = first + kTileRows * a_stride;
-    int32_t* to = c + r * c_stride;
-    const bool has_second = num_rows - r > kTileRows;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t step = 0; step < num_steps; ++step) {
-      _tile_loadd(6, b.at(step, 0), kTileBytes);
-      _tile_loadd(4, first + step * kTileBytes, a_stride);
-      PAGED_ADD_BYTES(kIsSigned, 0, 4, 6);
-      _tile_loadd(7, b.at(step, 1), kTileBytes);
-      PAGED_ADD_BYTES(kIsSigned, 1, 4, 7);
-      if (has_second) {
-        _tile_loadd(5, second + step * kTileBytes, a_stride);
-        PAGED_ADD_BYTES(kIsSigned, 2, 5, 6);
-        PAGED_ADD_BYTES(kIsSigned, 3, 5, 7);
-      }
+  int64_t tiles = (num_rows + kTileRows - 1) / kTileRows;
+  while (tiles > 0) {
+    // Not 3 and 1: a sum alone waits for itself.
+    const int64_t some = tiles == 4 || tiles == 2 ? 2 : tiles < 3 ? tiles : 3;
+    if (some == 3) {
+      multiply_byte_tiles<kIsSigned, 3>(a, a_stride, b, num_steps, c, c_stride);
+    } else if (some == 2) {
+      multiply_byte_tiles<kIsSigned, 2>(a, a_stride, b, num_steps, c, c_stride);
+    } else {
+      multiply_byte_tiles<kIsSigned, 1>(a, a_stride, b, num_steps, c, c_stride);
     }
-    _tile_stored(0, to, c_bytes);
-    _tile_stored(1, to + kTileUnits, c_bytes);
-    if (has_second) {
-      _tile_stored(2, to + kTileRows * c_stride, c_bytes);
-      _tile_stored(3, to + kTileRows * c_stride + kTileUnits, c_bytes);
+    a += some * kTileRows * a_stride;
+    c += some * kTileRows * c_stride;
+    tiles -= some;
+  }
+}
+
+// 16 rows of bytes, `stride` apart.
+struct ByteRows {
+  const char* data;
+  int64_t stride;
+};
+
+// Adds up in tiles, to be stored by store_row_bytes, the products of groups of 16 rows of bytes
+// with kGroups groups of 16 columns, [step][group][unit][column]: four groups of rows with one of
+// columns, else two. beside() runs after each product: 4 or 6 in a step.
+template <int kGroups, class F>
+PAGED_INLINE void multiply_row_bytes(const ByteRows* rows, const int32_t* columns,
+                                     int64_t num_steps, F beside) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  if constexpr (kGroups == 3) {
+    _tile_zero(4);
+    _tile_zero(5);
+  }
+  for (int64_t step = 0; step < num_steps; ++step, columns += kGroups * kUnitsOfTile) {
+    const int64_t at = step * kTileBytes;
+    _tile_loadd(7, columns, kTileBytes);
+    _tile_loadd(6, rows[0].data + at, rows[0].stride);
+    _tile_dpbssd(0, 6, 7);
+    beside();
+    if constexpr (kGroups == 1) {
+      _tile_loadd(5, rows[1].data + at, rows[1].stride);
+      _tile_dpbssd(1, 5, 7);
+      beside();
+      _tile_loadd(4, rows[2].data + at, rows[2].stride);
+      _tile_dpbssd(2, 4, 7);
+      beside();
+      _tile_loadd(6, rows[3].data + at, rows[3].stride);
+      _tile_dpbssd(3, 6, 7);
+      beside();
+    } else if constexpr (kGroups == 2) {
+      _tile_loadd(5, rows[1].data + at, rows[1].stride);
+      _tile_dpbssd(2, 5, 7);
+      beside();
+      _tile_loadd(4, columns + kUnitsOfTile, kTileBytes);
+      _tile_dpbssd(1, 6, 4);
+      beside();
+      _tile_dpbssd(3, 5, 4);
+      beside();
+    } else {
+      _tile_loadd(7, columns + kUnitsOfTile, kTileBytes);
+      _tile_dpbssd(1, 6, 7);
+      beside();
+      _tile_loadd(7, columns + 2 * kUnitsOfTile, kTileBytes);
+      _tile_dpbssd(2, 6, 7);
+      beside();
+      _tile_loadd(6, rows[1].data + at, rows[1].stride);
+      _tile_dpbssd(5, 6, 7);
+      beside();
+      _tile_loadd(7, columns + kUnitsOfTile, kTileBytes);
+      _tile_dpbssd(4, 6, 7);
+      beside();
+      _tile_loadd(7, columns, kTileBytes);
+      _tile_dpbssd(3, 6, 7);
+      beside();
     }
   }
 }
 
-// Products of 16 rows of bytes, `rows_stride` apart, with kGroups groups of 16 columns,
-// [step][group][unit][column], to [group][row][column].
+// Stores what multiply_row_bytes added up: [group of rows][group of columns][row][column].
 template <int kGroups>
-PAGED_INLINE void multiply_row_bytes(const char* rows, int64_t rows_stride, const int32_t* columns,
-                                     int64_t num_steps, int32_t* to) {
-  _tile_zero(0);
-  if constexpr (kGroups > 1) _tile_zero(1);
-  if constexpr (kGroups > 2) _tile_zero(2);
-  for (int64_t step = 0; step < num_steps; ++step, columns += kGroups * kUnitsOfTile) {
-    _tile_loadd(4, rows + step * kTileBytes, rows_stride);
-    _tile_loadd(5, columns, kTileBytes);
-    _tile_dpbssd(0, 4, 5);
-    if constexpr (kGroups > 1) {
-      _tile_loadd(6, columns + kUnitsOfTile, kTileBytes);
-      _tile_dpbssd(1, 4, 6);
-    }
-    if constexpr (kGroups > 2) {
-      _tile_loadd(7, columns + 2 * kUnitsOfTile, kTileBytes);
-      _tile_dpbssd(2, 4, 7);
-    }
-  }
+PAGED_INLINE void store_row_bytes(int32_t* to) {
   _tile_stored(0, to, kTileBytes);
-  if constexpr (kGroups > 1) _tile_stored(1, to + kUnitsOfTile, kTileBytes);
-  if constexpr (kGroups > 2) _tile_stored(2, to + 2 * kUnitsOfTile, kTileBytes);
+  _tile_stored(1, to + kUnitsOfTile, kTileBytes);
+  _tile_stored(2, to + 2 * kUnitsOfTile, kTileBytes);
+  _tile_stored(3, to + 3 * kUnitsOfTile, kTileBytes);
+  if constexpr (kGroups == 3) {
+    _tile_stored(4, to + 4 * kUnitsOfTile, kTileBytes);
+    _tile_stored(5, to + 5 * kUnitsOfTile, kTileBytes);
+  }
 }
 
 // Of four rows 64 bytes each: tile t gets the units of columns 16 * l + 4 * t + i, l and i from 0

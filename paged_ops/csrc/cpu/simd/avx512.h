@@ -195,11 +195,6 @@ PAGED_INLINE IntVec high_halves(Vec first, Vec second) {
 PAGED_INLINE IntVec narrow_pair(Vec first, Vec second) {
   return (IntVec)_mm512_cvtne2ps_pbh(second, first);
 }
-// The same of a row of int8, each of which a bfloat16 holds.
-PAGED_INLINE IntVec pairs_of(__m256i bits, Int8) {
-  return narrow_pair(widen(_mm256_castsi256_si128(bits), Int8{}),
-                     widen(_mm256_extracti128_si256(bits, 1), Int8{}));
-}
 #if defined(PAGED_HAS_FLOAT8_TABLES)
 // The same of a row of float8.
 template <class T>
@@ -211,7 +206,7 @@ PAGED_INLINE IntVec pairs_of(__m256i bits, T) {
 #endif
 template <class T>
 PAGED_INLINE IntVec load_pairs(const T* p, int64_t n) {
-  static_assert(kIsQuantised<T>);
+  static_assert(kIsFloat8<T>);
   if (n >= 32) return pairs_of(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), T{});
   const uint32_t first = n > 0 ? (1u << n) - 1 : 0;
   return pairs_of(_mm256_maskz_loadu_epi8(first, p), T{});
@@ -284,6 +279,38 @@ PAGED_INLINE void load_four(const T* p, Vec* out) {
     out[2 * i] = (Vec)_mm512_unpacklo_epi16(_mm512_setzero_si512(), words[i]);
     out[2 * i + 1] = (Vec)_mm512_unpackhi_epi16(_mm512_setzero_si512(), words[i]);
   }
+}
+#endif
+
+#if defined(__AVX512VBMI__)
+// Which bytes of 32 neighbouring numbers: those of two places, the higher one first, or of one.
+struct ByteOrders {
+  alignas(64) uint8_t upper[64];
+  alignas(64) uint8_t lowest[64];
+
+  constexpr ByteOrders() : upper(), lowest() {
+    for (int i = 0; i < 32; ++i) {
+      upper[i] = static_cast<uint8_t>(4 * i + 2);
+      upper[32 + i] = static_cast<uint8_t>(4 * i + 1);
+      lowest[i] = lowest[32 + i] = static_cast<uint8_t>(4 * i);
+    }
+  }
+};
+constexpr ByteOrders kByteOrders;
+
+// Of 64 numbers the third byte goes to to[0] and on, the second to to[stride], the lowest to
+// to[2 * stride].
+PAGED_INLINE void store_three_bytes(const IntVec (&n)[4], int8_t* to, int64_t stride) {
+  const __m512i upper = _mm512_load_si512(kByteOrders.upper);
+  const __m512i lowest = _mm512_load_si512(kByteOrders.lowest);
+  const auto pick = [&](int i, __m512i order) __attribute__((always_inline)) {
+    return _mm512_permutex2var_epi8((__m512i)n[i], order, (__m512i)n[i + 1]);
+  };
+  const __m512i a = pick(0, upper), b = pick(2, upper);
+  _mm512_storeu_si512(to, _mm512_shuffle_i64x2(a, b, 0x44));
+  _mm512_storeu_si512(to + stride, _mm512_shuffle_i64x2(a, b, 0xee));
+  const __m512i c = pick(0, lowest), d = pick(2, lowest);
+  _mm512_storeu_si512(to + 2 * stride, _mm512_shuffle_i64x2(c, d, 0x44));
 }
 #endif
 

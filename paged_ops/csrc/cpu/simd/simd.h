@@ -43,10 +43,11 @@
 //   load_64_pairs(p, n, units)      the units of the first n of 64 elements, zeros after them
 //
 // PAGED_HAS_TILES, beside all of the above but quads: Intel's matrix unit.
-//   load_pairs, interleave_rows     of quantised elements too
+//   load_pairs, interleave_rows     of float8 too
+//   exponents(x), nearest(x)        floor(log2(|x|)); rounded to an integer, to nearest even
+//   store_three_bytes(n, p, stride) of 64 int32 the lowest three bytes, each to a row of its own
 //   transpose_rows(rows, stride, out, out_stride)    as transpose_pairs, of rows of units
 //   high_half(x), high_halves(first, second)    x cut to bfloat16, not rounded; as narrow_pair
-//   exponents(x), nearest(x)        floor(log2(|x|)); rounded to an integer, to nearest even
 #pragma once
 
 #include <cstdint>
