@@ -2,7 +2,7 @@
 //
 // The elements are multiplied as they are: queries and weights are cut into digits of eight bits,
 // each a row of its own, whose products are exact and whose sums in int32 are too, in whatever
-// order they are added. Three digits are as exact as float32 sums.
+// order they are added. Three digits have the bits of a float32.
 //
 // Few rows read keys where they lie, as the left-hand side of a product; the scores are turned. If
 // their digits are no more than a tile has rows, values are interleaved on their way into a tile,
