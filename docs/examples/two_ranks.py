@@ -33,14 +33,16 @@ def prefill(model, manager, cache, text):
     manager.commit("juliet")
     send_request(manager, cache, "juliet", destination=1)
     manager.free("juliet")
-    dist.send(torch.tensor(first), dst=1)
-    print(f"rank 0: {len(text)} tokens computed and sent, {manager.num_used} blocks kept")
+    print(
+        f"rank 0: {len(text)} tokens computed and sent, {manager.num_used} blocks kept", flush=True
+    )
+    dist.send(torch.tensor(first), dst=1)  # after the line above, so that lines don't mix
 
 
 def decode(model, manager, cache, text):
     name = receive_request(manager, cache, source=0)
     dist.recv(first := torch.tensor(0), src=0)
-    print(f"rank 1: {name!r} is here, {manager.num_tokens(name)} tokens", flush=True)
+    print(f"rank 1: {name!r} is here, {manager.num_tokens(name)} tokens")
     continued = [*text, int(first)]
     while len(continued) < len(text) + NEW_TOKENS:
         manager.append(name, continued[-1:])
