@@ -7,6 +7,8 @@ CXX        ?= g++
 PINNED     := 2.13.0
 TORCH      ?= $(PINNED)
 FUZZ_CALLS ?= 100000
+# Processes that run the tests, a file at a time each.
+JOBS       ?= auto
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -87,7 +89,7 @@ $(SMOLLM2)/.unpacked: | $(VENV)/.chat
 	@touch $@
 
 test: $(VENV)/.test $(LIBRARY)
-	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile
 
 # torch_npu makes `import torch` fail where there is no CANN, so it has an environment of its own. The
 # compiled library is the same.

@@ -1,5 +1,6 @@
-// Of a library that is linked for an older C library than the one whose headers it was compiled with
-// (PAGED_GLIBC in setup.py): what these headers, and libstdc++ inside, ask for and the older one lacks.
+// Of a library that is linked for an older C library than the one whose headers it was compiled
+// with (PAGED_GLIBC in setup.py): what these headers, and libstdc++ inside, ask for and the older
+// one lacks.
 
 // Since 2.32: whether the process has one thread, so that counting references needs no atomic
 // instructions. Nothing here would tell when that changes, so it says no.
