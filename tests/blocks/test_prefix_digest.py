@@ -196,7 +196,7 @@ def test_a_sequence_of_integers_is_read_as_integers_whatever_its_type(tokens: An
         memoryview(b"ab").cast("c"),
         array("d", [1.0]),
     ],
-    ids=str,
+    ids=lambda tokens: repr(tokens).split(" at ")[0],
 )
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_ids_that_are_no_64_bit_integers_are_refused(tokens: Any, prefix_caching: bool) -> None:
