@@ -79,9 +79,10 @@ ISAS_BY_MACHINE = {
 
 
 # No contraction: a product and a sum are fused where the source says fma and nowhere else, so every
-# instance of a template gives the same bits. The warning is a false alarm of GCC 12 inside its own
-# AVX-512 headers (_mm512_undefined_ps).
-KERNEL_FLAGS = ["-ffp-contract=off", "-Wno-maybe-uninitialized"]
+# instance of a template gives the same bits. No exceptions: nothing there throws, and where GCC
+# doesn't see that, a unit would get the runtime's handler of them as a weak symbol. The warning is a
+# false alarm of GCC 12 inside its own AVX-512 headers (_mm512_undefined_ps).
+KERNEL_FLAGS = ["-ffp-contract=off", "-fno-exceptions", "-Wno-maybe-uninitialized"]
 
 
 # The architecture of the 910B and 910_93 chips. The flags behind it are CANN's own for kernels; so

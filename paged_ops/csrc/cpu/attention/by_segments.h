@@ -86,7 +86,7 @@ class BySegments {
   // What a row's weights are relative to.
   enum Reference { kOfFirstKeys, kLargest };
 
-  [[gnu::nothrow]] BySegments(const AttentionParams& params, int64_t num_rows, void* scratch)
+  BySegments(const AttentionParams& params, int64_t num_rows, void* scratch)
       : BySegments(params, num_rows, Arena(scratch)) {}
 
   // What a group needs comes first, what only blocks need after it.
@@ -149,9 +149,7 @@ class BySegments {
     return rows_of(span, row, rest < kBlockRows ? rest : kBlockRows);
   }
 
-  // Nothing here throws, and GCC must see it in time: else the unit gets the runtime's handler of
-  // exceptions as a weak symbol.
-  [[gnu::nothrow]] void attend_all(const RowSpan& span) {
+  void attend_all(const RowSpan& span) {
     const PieceRange segments = pieces_of(span_visible(params_, span), kSegment);
     const SegmentState state = segment_state_at(state_memory_, span.num_rows, columns_);
     if (span.num_rows > kMostGroupRows && segments.end - segments.begin == 1) {
@@ -229,8 +227,7 @@ class BySegments {
   }
 
   // Attends the span to one segment and folds the result into its state.
-  [[gnu::nothrow]] void attend_segment(const RowSpan& span, int64_t segment,
-                                       const SegmentState& state) {
+  void attend_segment(const RowSpan& span, int64_t segment, const SegmentState& state) {
     if (span.num_rows <= kMostGroupRows) {
       attend_group(span, segment, state);
     } else {
