@@ -80,8 +80,8 @@ ISAS_BY_MACHINE = {
 
 # No contraction: a product and a sum are fused where the source says fma and nowhere else, so every
 # instance of a template gives the same bits. No exceptions: nothing there throws, and where GCC
-# doesn't see that, a unit would get the runtime's handler of them as a weak symbol. The warning is a
-# false alarm of GCC 12 inside its own AVX-512 headers (_mm512_undefined_ps).
+# doesn't see that, a unit would get the runtime's handler of them as a weak symbol. The warning is
+# a false alarm of GCC 12 inside its own AVX-512 headers (_mm512_undefined_ps).
 KERNEL_FLAGS = ["-ffp-contract=off", "-fno-exceptions", "-Wno-maybe-uninitialized"]
 
 
