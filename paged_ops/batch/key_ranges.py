@@ -17,7 +17,7 @@ def build_key_ranges(
     spans: Tensor | None = None,
     num_tokens: int | None = None,
 ) -> Tensor:
-    """Build the `key_ranges` of a call whose sequences, or parts of them, see differently.
+    """Build the ``key_ranges`` of a call whose sequences, or parts of them, see differently.
 
     The ranges say everything, so the call itself is ``causal=False`` and has no window; ALiBi goes
     by position as ever.
