@@ -101,7 +101,7 @@ test-npu: $(VENV_NPU)/.test $(LIBRARY)
 	$(ON_NPU) tests/sim/test_acl.py tests/ascend/test_kit.py tests/integrations/test_vllm_ascend.py
 	$(ON_NPU) tests/test_examples.py -k npu
 	$(ON_NPU) -p tests.npu_plugin --whole $(OP_TESTS) \
-		$(addprefix tests/ops/test_,padding.py quantised.py tree_mask.py)
+		$(addprefix tests/ops/test_,infinities.py padding.py quantised.py tree_mask.py)
 
 $(VENV_NPU)/.test: Makefile
 	$(PYTHON) -m venv $(VENV_NPU)
