@@ -14,11 +14,11 @@ from torch import Tensor
 
 from paged_ops.arguments import INT32_MAX, checked_int
 from paged_ops.integrations.flash_cache import (
-    NewRows,
     append,
     attend,
     cache_tables,
     checked_leftpad,
+    checked_new,
     checked_rotary,
     dense,
     lengths_before,
@@ -32,7 +32,6 @@ from paged_ops.integrations.refusals import (
     check_limit,
     check_offsets,
     check_tables,
-    check_tensor,
 )
 from paged_ops.integrations.runs import as_blocks, run_tables
 from paged_ops.integrations.windows import WHOLE, Cut, Keys, Window, check_cut
@@ -144,7 +143,7 @@ def flash_attn_with_kvcache(
         raise ValueError("cache_leftpad is a tensor, expected None: block_table is given")
     named = "the cache" if block_table is None else "block_table"
     tables = cache_tables(k_cache, batch, q, named, block_table, cache_batch_idx)
-    new = _checked_new(q, k_cache, v_cache, k, v)
+    new = checked_new(q, batch, k_cache, v_cache, k, v, None)
     counts = None if new is None else new.counts
     before = lengths_before(k_cache, tables, cache_seqlens, counts, named)
     cut = Cut(checked_leftpad(cache_leftpad, before))
@@ -265,22 +264,3 @@ def flash_attn_varlen_func(
     check_cut(q, window, WHOLE, alibi_slopes)
     out, lse = attend(q, cu_seqlens_q, keys, window, options, WHOLE, block_table is not None)
     return (out, lse.t().contiguous(), None) if return_attn_probs else out
-
-
-def _checked_new(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None
-) -> NewRows | None:
-    """Return the tokens that each sequence gets, or refuse them."""
-    if k is None and v is None:
-        return None
-    if k is None or v is None:
-        kinds = ["None" if each is None else "a tensor" for each in (k, v)]
-        raise ValueError(f"k is {kinds[0]} and v is {kinds[1]}, expected both or none")
-    k, v = dense(k), dense(v)
-    batch = q.shape[0]
-    sizes = {"batch": batch, "seqlen_new": None, "num_kv_heads": k_cache.shape[2]}
-    check_tensor("k", k, {**sizes, "head_dim": k_cache.shape[3]}, (q.dtype,), q)
-    shape = {**sizes, "seqlen_new": k.shape[1], "head_dim": v_cache.shape[3]}
-    check_tensor("v", v, shape, (q.dtype,), q)
-    counts = torch.full((batch,), k.shape[1], dtype=torch.int32, device=q.device)
-    return NewRows(k.flatten(0, 1), v.flatten(0, 1), counts)

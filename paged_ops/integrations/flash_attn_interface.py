@@ -15,11 +15,11 @@ from torch import Tensor
 
 from paged_ops.arguments import checked_int
 from paged_ops.integrations.flash_cache import (
-    NewRows,
     append,
     attend,
     cache_tables,
     checked_leftpad,
+    checked_new,
     checked_rotary,
     dense,
     lengths_before,
@@ -29,7 +29,6 @@ from paged_ops.integrations.flash_cache import (
 )
 from paged_ops.integrations.flash_variants import (
     FLOAT8,
-    Queries,
     check_inputs,
     checked_queries,
     with_descales,
@@ -164,7 +163,7 @@ def flash_attn_with_kvcache(
     options = score_options(softmax_scale, softcap, None, batch, queries.q)
     named = "the cache" if page_table is None else "page_table"
     tables = cache_tables(k_cache, batch, queries.q, named, page_table, cache_batch_idx)
-    new = _checked_new(queries, k_cache, v_cache, k, v, cu_seqlens_k_new)
+    new = checked_new(queries.q, batch, k_cache, v_cache, k, v, cu_seqlens_k_new)
     counts = None if new is None else new.counts
     before = lengths_before(k_cache, tables, cache_seqlens, counts, named)
     cut = Cut(checked_leftpad(cache_leftpad, before), chunk)
@@ -301,35 +300,3 @@ def _rotary_begins(rotary_seqlens: Tensor | None, before: Tensor) -> Tensor:
     check_tensor("rotary_seqlens", rotary_seqlens, {"batch": len(before)}, (torch.int32,), before)
     check_lengths("rotary_seqlens", rotary_seqlens, 2**31 - 1, "a position")
     return rotary_seqlens
-
-
-def _checked_new(
-    queries: Queries,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    cu_seqlens_k_new: Tensor | None,
-) -> NewRows | None:
-    """Return the tokens that each sequence gets, or refuse them."""
-    if k is None and v is None:
-        if cu_seqlens_k_new is not None:
-            raise ValueError("cu_seqlens_k_new is a tensor, expected None: there is no k to append")
-        return None
-    if k is None or v is None:
-        kinds = ["None" if each is None else "a tensor" for each in (k, v)]
-        raise ValueError(f"k is {kinds[0]} and v is {kinds[1]}, expected both or none")
-    k, v, q = dense(k), dense(v), queries.q
-    rows: dict[str, int | None] = {"total_k_new": None}
-    if cu_seqlens_k_new is None:
-        rows = {"batch": queries.batch, "seqlen_new": None}
-    sizes = {**rows, "num_kv_heads": k_cache.shape[2], "head_dim": k_cache.shape[3]}
-    check_tensor("k", k, sizes, (q.dtype,), q)
-    sizes = {**dict(zip(sizes, k.shape, strict=True)), "head_dim": v_cache.shape[3]}
-    check_tensor("v", v, sizes, (q.dtype,), q)
-    if cu_seqlens_k_new is None:
-        counts = torch.full((queries.batch,), k.shape[1], dtype=torch.int32, device=q.device)
-        return NewRows(k.flatten(0, 1), v.flatten(0, 1), counts)
-    name = "cu_seqlens_k_new"
-    check_offsets(name, cu_seqlens_k_new, queries.batch, q, len(k), is_whole=True)
-    return NewRows(k, v, cu_seqlens_k_new.diff())

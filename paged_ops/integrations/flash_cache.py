@@ -15,7 +15,7 @@ from torch import Tensor
 from paged_ops.arguments import checked_float, checked_int
 from paged_ops.dtypes import FLOAT_DTYPES
 from paged_ops.functional import write_kv
-from paged_ops.integrations.refusals import check_lengths, check_slopes, check_tensor
+from paged_ops.integrations.refusals import check_lengths, check_offsets, check_slopes, check_tensor
 from paged_ops.integrations.rotary import apply_rotary
 from paged_ops.integrations.windows import Cut, Keys, Window, attention_in_window
 from paged_ops.ops.checks import AttentionOptions
@@ -272,3 +272,36 @@ def _without_leftpad(keys: Keys, sequence: int, pad: int) -> Keys:
     row = int(table)
     key_cache, value_cache = keys.key_cache[row, pad:][None], keys.value_cache[row, pad:][None]
     return Keys(key_cache, value_cache, torch.zeros_like(table), seq_lens - pad)
+
+
+def checked_new(
+    q: Tensor,
+    batch: int,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    cu_seqlens_k_new: Tensor | None,
+) -> NewRows | None:
+    """Return the tokens that each sequence gets, or refuse them."""
+    if k is None and v is None:
+        if cu_seqlens_k_new is not None:
+            raise ValueError("cu_seqlens_k_new is a tensor, expected None: there is no k to append")
+        return None
+    if k is None or v is None:
+        kinds = ["None" if each is None else "a tensor" for each in (k, v)]
+        raise ValueError(f"k is {kinds[0]} and v is {kinds[1]}, expected both or none")
+    k, v = dense(k), dense(v)
+    rows: dict[str, int | None] = {"total_k_new": None}
+    if cu_seqlens_k_new is None:
+        rows = {"batch": batch, "seqlen_new": None}
+    sizes = {**rows, "num_kv_heads": k_cache.shape[2], "head_dim": k_cache.shape[3]}
+    check_tensor("k", k, sizes, (q.dtype,), q)
+    sizes = {**dict(zip(sizes, k.shape, strict=True)), "head_dim": v_cache.shape[3]}
+    check_tensor("v", v, sizes, (q.dtype,), q)
+    if cu_seqlens_k_new is None:
+        counts = torch.full((batch,), k.shape[1], dtype=torch.int32, device=q.device)
+        return NewRows(k.flatten(0, 1), v.flatten(0, 1), counts)
+    name = "cu_seqlens_k_new"
+    check_offsets(name, cu_seqlens_k_new, batch, q, len(k), is_whole=True)
+    return NewRows(k, v, cu_seqlens_k_new.diff())
